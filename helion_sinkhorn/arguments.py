@@ -33,9 +33,10 @@ KERNELS = (
     "hc_split_sinkhorn_reduced", "hc_split_sinkhorn_backward", "hc_mixes_split", "hc_mixes_partials",
     "hc_mixes_reduce", "hc_mixes_upstream", "hc_mixes_backward", "hc_pre_forward", "hc_pre_backward",
     "hc_pre_normed_forward", "hc_pre_normed_backward", "hc_post_forward", "hc_post_backward",
-    "hc_site_weights", "hc_site_backward", "hc_boundary_split", "hc_boundary_forward", "hc_boundary_backward",
-    "hc_boundary_second", "hc_boundary_sums", "hc_boundary_projection", "balance_norms", "balance_step",
-    "balance_columns", "balance_finish", "balance_momentum", "balance_update",
+    "hc_site_weights", "hc_site_backward", "hc_boundary_split", "hc_boundary_forward", "hc_boundary_finish",
+    "hc_boundary_backward", "hc_boundary_second", "hc_boundary_sums", "hc_boundary_projection",
+    "balance_norms", "balance_step", "balance_columns", "balance_finish", "balance_momentum",
+    "balance_update",
 )  # fmt: skip
 
 FOLDER = "default: tuning_cache/ of the repository, or of the package where it is installed"

@@ -11,7 +11,6 @@ import argparse
 import collections
 import csv
 import itertools
-import statistics
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ from helion_sinkhorn import Out, hc_boundary, hc_prepare
 
 MILLISECONDS = 20.0
 COPIED = 1 << 29
+SHOWN = "scheme", "columns", "tokens", "us", "us_unprepared", "floor_us", "kernels"
 SCHEMES = {"V4.1": "normed_boundary", "V4": "normed_seam"}
 
 
@@ -61,7 +61,7 @@ def by_kernel(run, calls: int = 20) -> dict[str, float]:
 def copy_rate() -> float:
     """Bytes a microsecond that a copy reads and writes."""
     given, made = (torch.empty(COPIED, dtype=torch.uint8, device="cuda") for _ in range(2))
-    return 2 * COPIED / statistics.median([graph(lambda: (lambda: made.copy_(given)), 5.0)[0] for _ in range(3)])
+    return 2 * COPIED / graph(lambda: lambda: made.copy_(given), MILLISECONDS)[0]
 
 
 def moved(scheme: str, tokens: int, columns: int) -> int:
@@ -83,8 +83,9 @@ def rows(options: argparse.Namespace):
             us, low, high = graph(lambda run=run: run, MILLISECONDS)
             kernels = by_kernel(run) if tokens in options.profile else {}
         yield {
-            "scheme": scheme, "columns": columns, "tokens": tokens, "us": round(us, 2), "us_20": round(low, 2),
-            "us_80": round(high, 2), "us_unprepared": round(anew, 2),
+            "scheme": scheme, "columns": columns, "tokens": tokens,
+            "us": round(us, 2), "us_20": round(low, 2), "us_80": round(high, 2),
+            "us_unprepared": round(anew, 2),
             "floor_us": round(moved(scheme, tokens, columns) / rate, 2),
             "kernels": " + ".join(f"{name} {t:.2f}" for name, t in kernels.items()), **like,
         }  # fmt: skip
@@ -94,8 +95,7 @@ def main(options: argparse.Namespace) -> None:
     made: list[Row] = []
     for row in rows(options):
         made.append(row)
-        print(*(f"{row[k]}" for k in ("scheme", "columns", "tokens", "us", "us_unprepared", "floor_us", "kernels")),
-              sep="  ", flush=True)  # fmt: skip
+        print(*(row[k] for k in SHOWN), sep="  ", flush=True)
         if options.write:
             write(options.write, made)
 

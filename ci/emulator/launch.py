@@ -226,6 +226,11 @@ def span(t: torch.Tensor) -> int:
     )
 
 
+def ends(t: torch.Tensor) -> tuple[int, int]:
+    """The address of a view's first byte, and the one behind its last."""
+    return t.data_ptr(), t.data_ptr() + span(t) * t.element_size()
+
+
 class Place(NamedTuple):
     """Where an argument begins."""
 
@@ -235,7 +240,9 @@ class Place(NamedTuple):
 
 def regions_of(tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """The bytes that views cover, and no others of their storages; views that overlap share a region."""
-    spans = sorted((t.data_ptr(), t.data_ptr() + span(t) * t.element_size(), k) for k, t in enumerate(tensors))
+    spans = sorted(
+        (t.data_ptr(), t.data_ptr() + span(t) * t.element_size(), k) for k, t in enumerate(tensors)
+    )
     joined: list[list[int]] = []
     for begin, end, k in spans:
         if joined and (begin < joined[-1][1] or [begin, end] == joined[-1][:2]):
@@ -254,7 +261,7 @@ def regions_of(tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def place_in(regions: dict[str, torch.Tensor], t: torch.Tensor) -> Place:
     """Where a tensor lies in `regions_of` it and others."""
-    begin, end = t.data_ptr(), t.data_ptr() + span(t) * t.element_size()
+    begin, end = ends(t)
     for name, region in regions.items():
         first = int(name, 16)
         if first <= begin and end <= first + region.numel():

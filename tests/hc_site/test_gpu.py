@@ -122,19 +122,21 @@ def test_boundary_within_its_budget(call):
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own weights", "weights of the site before"])
-@pytest.mark.parametrize("c", [67, 1024])
-def test_bits_of_a_boundary_do_not_depend_on_the_tokens_around_or_the_run(c, own):
+@pytest.mark.parametrize(("c", "normed"), [(67, False), (1024, False), (1024, True), (7168, True)])
+def test_bits_of_a_boundary_do_not_depend_on_the_tokens_around_or_the_run(c, normed, own):
+    """With a norm other kernels end a boundary of few tokens than one of many."""
     generator = torch.Generator().manual_seed(c)
     shapes = (515, c), (515, 4, c), (515, 4), (515, 4, 4), (515, 4), (24, 4 * c), (3,), (24,)
     f, x, *rest = (torch.randn(shape, generator=generator).to(DEVICE) for shape in shapes)
     given = [f.bfloat16(), x.bfloat16(), *rest]
+    norm = torch.rand(c, generator=generator).to(x) if normed else None
     if own:
         given[4] = None
 
     def results(at):
         tokens = [None if t is None else t[at] for t in given[:5]]
         with torch.no_grad():
-            return hc_boundary(*tokens, *given[5:], implementation="helion")
+            return hc_boundary(*tokens, *given[5:], y_norm_weight=norm, implementation="helion")
 
     whole = results(slice(None))
     for at in (slice(None), slice(0, 1), slice(3, 130), slice(514, 515), slice(1, 515, 2)):

@@ -62,8 +62,7 @@ def test_the_update_after_it_reads_one_stream(launched, n, own):
     f, x, post, comb, fn, scale, base, weights = problem(n, c)
     given = post, comb, None if own else weights, fn, scale, base, 3
     found = hc_boundary(f, x, *given)
-    in_one_pass = n <= 4 and not own
-    name = "hc_boundary_forward" if in_one_pass else "hc_post_forward"
+    name = "hc_boundary_forward" if n <= 4 else "hc_post_forward"
     (tensors,) = [tensors for body, tensors in launched if body == name]
     assert tensors[1].stride() == (c, 0, 1)
     assert_equal(found, hc_boundary(f, x.contiguous(), *given))

@@ -31,7 +31,7 @@ OF_TOKENS = ("y", "post", "comb", "dx")
 VALUES, SUMS = OF_TOKENS[:3], ("dfn", "dscale", "dbase")
 COMPUTES = {launch.WEIGHTS: ("dx", *SUMS), launch.BACKWARD: ("dx", "dfn")}
 BOUNDARY = {
-    boundary.SPLIT: ("post", "comb"), boundary.FORWARD: VALUES,
+    boundary.SPLIT: ("post", "comb"), boundary.FORWARD: VALUES, boundary.FINISH: ("post", "comb"),
     boundary_backward.BACKWARD: ("dx",), boundary_backward.SECOND: ("dx",),
     boundary_backward.PROJECTION: ("dfn",),
 }  # fmt: skip
@@ -58,8 +58,9 @@ def of_crossing(workload: HcSiteWorkload) -> tuple[str, ...]:
 
 
 def by_kernels(workload: HcSiteWorkload) -> tuple[str, ...]:
-    """A collapse by the weights of its own site is computed by the kernels of hc_post and of hc_site."""
-    return RESULTS if workload.own_weights else results(workload)
+    """Without the gradients of a collapse by its own weights, which kernels of hc_post and hc_site make."""
+    values = tuple(PREFIX + name for name in crossing.VALUES)
+    return (*RESULTS, *values) if workload.own_weights else results(workload)
 
 
 def by_public(workload: HcSiteWorkload, on_gpu: bool) -> list[str]:
@@ -170,8 +171,9 @@ def crossed(
     update = torch.zeros_like(dy), x, dpost, identity
     found = {}
     if {*of} & {*VALUES}:
+        norm = torch.ones(w.c, device=x.device) if boundary.FINISH in choices else None
         _, y, _, post, comb, *_ = boundary.forward(
-            *update, None, pre, *parameters, None, *w.arguments, choices=choices
+            *update, None, pre, *parameters, norm, *w.arguments, choices=choices
         )
         found = {"y": y, "post": post, "comb": comb}
     if {*of} <= {*VALUES}:

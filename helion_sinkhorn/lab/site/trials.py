@@ -9,10 +9,12 @@ from helion_sinkhorn.lab.evidence import Alone, Tensors
 from helion_sinkhorn.lab.mixes import budget as of_mixes
 from helion_sinkhorn.lab.post import budget as of_post
 from helion_sinkhorn.lab.pre import budget as of_pre
+from helion_sinkhorn.lab.pre.normed import budget as of_normed
 from helion_sinkhorn.lab.rounding import worst
 from helion_sinkhorn.lab.site.boundary.backward import budget as of_boundary_gradients
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
+from helion_sinkhorn.ops.mhc.options import SiteOptions
 from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
 from helion_sinkhorn.ops.mhc.site import launch
@@ -20,7 +22,8 @@ from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_backward
 from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
 from helion_sinkhorn.ops.mhc.site.boundary.backward.space import CHUNK
-from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
+from helion_sinkhorn.ops.mhc.site.boundary.finish import launch as finish
+from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS, chunk_of
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice
 
@@ -164,7 +167,8 @@ def boundary_error(call: SiteCall, choice: Choice, device: str) -> float:
     x, grad, f, post, comb, fn, *_ = (t[None] for t in inputs)
     weights = post.sigmoid()
     given = (t[0].to(device) for t in (f, x, post, comb))
-    of_split, of_forward = (choice if choice.kernel == name else None for name in boundary.KERNELS)
+    names = boundary.SPLIT, boundary.FORWARD
+    of_split, of_forward = (choice if choice.kernel == name else None for name in names)
     split = boundary.split_of(fn[0].to(device), call, of_split)
     streams, y, *sums = boundary.one_pass(*given, None, weights[0].to(device), split, call, "io", of_forward)
     mixes, _ = mixes_launch.reduce(*sums, call.mixes, workload.norm_eps, workload.eps_outside)
@@ -177,6 +181,31 @@ def boundary_error(call: SiteCall, choice: Choice, device: str) -> float:
         worst(y[None], of_pre.exact(*collapse)["y"], of_pre.error_budget(*collapse)["y"]),
         worst(mixes[None], projected.value, projected.budget),
     )
+
+
+def of_finish(call: SiteCall, batch: int, device: str) -> Tensors:
+    """Partial sums, those of squares, scale and base, the streams and the weight of the norm."""
+    splits = -(-call.columns // chunk_of(call))
+    partials, squares = noise(device, "float32", (batch, splits, call.mixes.m), (batch, splits))
+    scale, base, weight = noise(device, "float32", (3,), (call.mixes.m,), (call.columns,))
+    (streams,) = noise(device, call.dtype, (batch, call.n, call.columns))
+    return partials, squares.abs(), scale, base, streams, weight
+
+
+def run_finish(call: SiteCall, choice: Choice, partials, squares, scale, base, streams, weight) -> Tensors:
+    """With the collapse, which takes longer than the norm of a y that there is."""
+    y, options = torch.empty_like(streams[:, 0]), SiteOptions().checked()
+    made = finish.run(partials, squares, scale, base, y, streams, weight, call, options, choice=choice)
+    return *made, y
+
+
+def finish_error(call: SiteCall, choice: Choice, device: str) -> float:
+    """The error of what is normalised, by weights of the kernel's own; coefficients are results of `run`."""
+    operands = of_finish(call, JUDGED_TOKENS, device)
+    pre, *_, y = (t.cpu() for t in run_finish(call, choice, *operands))
+    *_, streams, weight = (t.cpu() for t in operands)
+    given = streams[None], pre[None], torch.zeros_like(y)[None], weight[None], SiteOptions().y_norm_eps
+    return worst(y[None], of_normed.exact(*given)["u"], of_normed.error_budget(*given)["u"])
 
 
 def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> float:
@@ -235,6 +264,7 @@ ALONE = {
     launch.BACKWARD: Alone(of_streams, run_backward),
     boundary.SPLIT: Alone(fn_alone, run_split),
     boundary.FORWARD: Alone(of_boundary, run_boundary),
+    boundary.FINISH: Alone(of_finish, run_finish),
     boundary_backward.BACKWARD: Alone(of_boundary_backward, run_boundary_backward),
     boundary_backward.SECOND: Alone(of_second, run_second),
     boundary_backward.SUMS: Alone(of_sums, run_sums),
@@ -243,5 +273,6 @@ ALONE = {
 ERRORS = {
     launch.WEIGHTS: weights_error,
     **dict.fromkeys(boundary.KERNELS, boundary_error),
+    boundary.FINISH: finish_error,
     **dict.fromkeys(boundary_backward.KERNELS, boundary_gradients_error),
 }

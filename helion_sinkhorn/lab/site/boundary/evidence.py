@@ -28,7 +28,7 @@ VALUES = budget.RESULTS[:5]
 GRADIENTS = budget.RESULTS[5:]
 BIAS = budget.BIAS
 COMPUTES = {
-    launch.SPLIT: ("pre", "post", "comb"), launch.FORWARD: VALUES,
+    launch.SPLIT: ("pre", "post", "comb"), launch.FORWARD: VALUES, launch.FINISH: ("pre", "post", "comb"),
     backward.BACKWARD: (*OF_UPDATE, "dweights"), backward.SECOND: OF_UPDATE,
     backward.SUMS: ("dpost", "dcomb", "dweights"), backward.PROJECTION: ("dfn",),
 }  # fmt: skip
@@ -136,8 +136,10 @@ def one_launch(
     w: HcSiteWorkload, choices: Choices, of: Collection[str],
     old, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre,
 ) -> Results:  # fmt: skip
-    update, site = (f, old, post, comb), (weights, fn, scale, base)
-    made = launch.forward(*update, None, *site, None, *w.arguments, choices=choices)
+    update, site = (f, old, post, comb), (None if w.own_weights else weights, fn, scale, base)
+    # what ends a seam takes those with a norm, whose y is not looked at: it has the bits of hc_pre's
+    norm = torch.ones(w.c, device=f.device) if launch.FINISH in choices else None
+    made = launch.forward(*update, None, *site, norm, *w.arguments, choices=choices)
     found = dict(zip(VALUES, made, strict=False))
     if {*of} <= {*VALUES}:
         return found

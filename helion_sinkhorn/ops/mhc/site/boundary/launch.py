@@ -12,6 +12,8 @@ from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.pre.normed.launch import normalise
 from helion_sinkhorn.ops.mhc.prepared import prepared
 from helion_sinkhorn.ops.mhc.site import launch as site_launch
+from helion_sinkhorn.ops.mhc.site.boundary.finish import launch as finish
+from helion_sinkhorn.ops.mhc.site.boundary.finish.launch import FINISH
 from helion_sinkhorn.ops.mhc.site.boundary.space import (
     MOST_STREAMS,
     WIDTH,
@@ -21,7 +23,6 @@ from helion_sinkhorn.ops.mhc.site.boundary.space import (
     split_default,
     split_space,
 )
-from helion_sinkhorn.ops.mhc.site.boundary.finish.launch import finish, is_short
 from helion_sinkhorn.ops.mhc.site.launch import Tensors, call_for, coefficients, collapsed
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
@@ -59,7 +60,7 @@ KERNELS = {
         (SPLIT, split_default, split_space, split_facts, lambda call: call.mixes.m),
         (FORWARD, forward_default, forward_space, forward_facts, None),
     )
-}
+} | {FINISH: finish.KERNEL}
 
 
 def forward(
@@ -98,11 +99,12 @@ def forward(
         split = split_of(parameter(fn), call, choices.get(SPLIT))
     update = f, x, post, comb, bias, weights
     streams, y, *made = one_pass(*update, split, call, given.comb_order, choices.get(FORWARD), out)
-    if y_norm_weight is not None and is_short(len(made[0]), x):
+    if y_norm_weight is not None and (FINISH in choices or finish.is_short(len(made[0]), x)):
+        own = None
         if y is None:
-            y = room(out.y, x, (*x.shape[:-2], columns), x.dtype)
-        own = streams if weights is None else None
-        return streams, y, *finish(*made, scale, base, y, own, y_norm_weight, call, given, out)
+            y, own = room(out.y, x, (*x.shape[:-2], columns), x.dtype), streams
+        site = scale, base, y, own, y_norm_weight
+        return streams, y, *finish.run(*made, *site, call, given, out, choices.get(FINISH))
     if y is not None and y_norm_weight is not None:
         normalise(y, y_norm_weight, given.y_norm_eps)
     found = coefficients(*made, x.shape[:-2], scale, base, n, call.mixes, given, out)

@@ -1,9 +1,9 @@
 """The Helion kernel body that ends hc_boundary for few tokens: one launch in place of three.
 
 Two programs a token.  One adds up the partial sums of the projection and makes the coefficients, while the
-other has a row of the result: it normalises y, or collapses the streams by pre first.  Every number is made as
-by hc_mixes_reduce, hc_split_sinkhorn_forward and hc_pre_normed_forward, so that a token has the bits that it
-has among many.
+other has a row of the result: it normalises y, or first collapses the streams by pre.  Every number is made
+as by hc_mixes_reduce, hc_split_sinkhorn_forward and hc_pre_normed_forward, so that a token has the bits that
+it has among many.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def hc_boundary_finish(
 ):
     """mixes (T, M), norms (T, 2), pre (T, n), post (T, n), comb and u (T, C) over y.
 
-    They are made of partials (T, splits, M) and squares (T, splits).  gates (T, n + 2, n) and logits are views
-    of mixes as hc_split_sinkhorn_forward takes them.  u is the norm of y where x is None, or of the collapse of
-    the streams x (T, n, C) by pre; then of_pre (T, splits, n) is a view of partials.
+    They are made of partials (T, splits, M) and squares (T, splits).  gates (T, n + 2, n) and logits are
+    views of mixes as hc_split_sinkhorn_forward takes them.  u is the norm of y where x is None, or of the
+    collapse of the streams x (T, n, C) by pre; then of_pre (T, splits, n) is a view of partials.
 
-    `slots` threads make the coefficients of one token all alike: a thread that holds a matrix whole has the
-    order of its sums.
+    All `slots` threads make the same coefficients of a token: a thread that holds a whole matrix adds up in
+    the order of hc_split_sinkhorn_forward.
     """
     (
         splits, size, norm_eps, eps_outside, n, n_iters, eps, deepseek, post_mult, pre_eps, post_eps,

@@ -6,35 +6,20 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.mhc.options import SiteOptions
 from helion_sinkhorn.ops.mhc.out import NONE, Out
-from helion_sinkhorn.ops.mhc.pre.normed import space as normed
+from helion_sinkhorn.ops.mhc.site.boundary.finish.space import FEW, default, space
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.mhc.split import launch as split_launch
-from helion_sinkhorn.ops.mhc.split import space as split
 from helion_sinkhorn.ops.mhc.split.views import At, logits_view, rooms, written_view
 from helion_sinkhorn.ops.sinkhorn.views import thread_of
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, device_of, launch
-from helion_sinkhorn.runtime.space import Grid, Items
 from helion_sinkhorn.runtime.views import parameter, placed
 from helion_sinkhorn.runtime.wanted import Some
 
 FINISH = "hc_boundary_finish"
-FEW = 256
-"""Tokens up to which one launch is shorter than three."""
 Tensors = tuple[torch.Tensor, ...]
-
-
-def default(call: SiteCall, device: Device) -> tuple[Items, Items]:
-    """As many threads as share a row of hc_pre with a norm, and Sinkhorn's matrices as of hc_split_sinkhorn."""
-    of = split_launch.call_for(call.n, 20, 1e-6, torch.float32)
-    return (("num_warps", normed.warps_for(call.pre, device, 16)),), split.forward_default(of, device)[1]
-
-
-def space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
-    return ({"config": (default(call, device)[0],)},)
 
 
 def facts(chosen: Chosen, call: SiteCall, splits: int, options: SiteOptions) -> tuple[Any, ...]:
@@ -60,7 +45,7 @@ def is_short(tokens: int, x: torch.Tensor) -> bool:
     return tokens <= FEW and device_of(x).vendor == "nvidia"
 
 
-def finish(
+def run(
     partials: torch.Tensor,
     squares: torch.Tensor,
     scale: torch.Tensor,

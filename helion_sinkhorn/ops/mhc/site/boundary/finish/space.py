@@ -1,0 +1,22 @@
+"""The config of the launch that ends hc_boundary for few tokens, which follows from others."""
+
+from __future__ import annotations
+
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.ops.mhc.pre.normed.space import warps_for
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
+from helion_sinkhorn.ops.mhc.split import space as split
+from helion_sinkhorn.runtime.space import Grid, Items
+
+FEW = 256
+"""Tokens up to which one launch is shorter than three."""
+
+
+def default(call: SiteCall, device: Device) -> tuple[Items, Items]:
+    """As many threads as share a row of hc_pre with a norm, and matrices as hc_split_sinkhorn has them."""
+    _, variant = split.forward_default(split.HcCall("float32", call.n, 20, True), device)
+    return (("num_warps", warps_for(call.pre, device, 16)),), variant
+
+
+def space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
+    return ({"config": (default(call, device)[0],)},)
