@@ -42,6 +42,20 @@ def grouped(rows: list[Row], *columns: str) -> dict[tuple[str, ...], list[Row]]:
     return found
 
 
+def seams() -> str:
+    """A server's seam by tokens: microseconds for each scheme and C, beside what its bytes take."""
+    rows, columns = read("serving"), ("scheme", "columns")
+    found = {(*at, r["tokens"]): r for at, some in grouped(rows, *columns).items() for r in some}
+    records = []
+    for tokens in dict.fromkeys(row["tokens"] for row in rows):
+        record = {"tokens": f"{int(tokens):,}"}
+        for at in grouped(rows, *columns):
+            row = found[*at, tokens]
+            record[", ".join(at)] = f"{figure(row['us'])} ({figure(row['floor_us'])})"
+        records.append(record)
+    return f"{stated(rows[0])}\n\n{table(records)}"
+
+
 def dot_compress() -> str:
     """Times in a CUDA graph over a copy, and of single calls, for each batch and pass."""
     rows = read("dot_compress")

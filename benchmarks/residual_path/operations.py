@@ -14,8 +14,6 @@ STREAMS = 4
 ROWS = STREAMS * (STREAMS + 2)
 ITERATIONS = 20
 EPS = 1e-6
-SERVING = 1, 16, 128
-"""Tokens of a server's step."""
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., Tensors]
 

@@ -4,8 +4,7 @@ Four streams in bfloat16, 20 iterations.  `coefficients` are pre, post and comb 
 given and for 2^20; `hc_pre`, `hc_post` and `hc_mixes` are the parts around them; `site` is all of it around
 a sublayer whose output is given, and its backward has the sums of the gradients of the streams; `boundary` is
 that of DeepSeek-V4.1, from one sublayer's output to the next one's input.  "its parts" are this package's
-operators one by one, with autograd's sums, and PyTorch's RMSNorm where `normed_` is before the name.  A site
-and a boundary are timed for a few tokens too, as a server has them.
+operators one by one, with autograd's sums, and PyTorch's RMSNorm where `normed_` is before the name.
 
 us are single calls that the host has queued ahead, graph_us a call in a CUDA graph; calls go round inputs of
 a gigabyte together unless one call's fit into the cache.  Errors are root mean square, relative to that of
@@ -22,7 +21,7 @@ import os
 
 from benchmarks.jobs import Row
 from benchmarks.residual_path import peers
-from benchmarks.residual_path.operations import OPERATIONS, SERVING
+from benchmarks.residual_path.operations import OPERATIONS
 from benchmarks.residual_path.tasks import Job
 
 FILE, NAMES = "residual_path.csv", (peers.FLOOR, *peers.PEERS)
@@ -31,8 +30,6 @@ FIRST_COLUMNS = (
     "section", "operation", "function", "tokens", "columns", "pass", "us", "us_20", "us_80", "graph_us",
     "kernels", "bytes", "error", "peak", "note", "uncaptured", "package_version",
 )  # fmt: skip
-SERVED = (peers.FLOOR, peers.OURS, peers.PARTS)
-"""Functions that are timed for SERVING tokens too."""
 SPLIT = (peers.COMPILED, "TransformerEngine", "Megatron-LM")
 """Functions that compile or try so much that every size is a process of its own."""
 SPLIT_OPERATIONS = {(peers.OURS, of) for of in ("boundary", "normed_boundary", "normed_seam")}
@@ -54,8 +51,7 @@ def shapes_of(name: str, operation: str, options: argparse.Namespace) -> list[tu
     """(tokens, C) of a function; the coefficients of a token do not depend on C."""
     if operation == "coefficients":
         return [(options.tokens, 0), (options.many, 0)]
-    served = SERVING if name in SERVED and operation in ("site", "boundary") else ()
-    return [(tokens, hidden) for tokens in (*served, options.tokens) for hidden in options.columns]
+    return [(options.tokens, hidden) for hidden in options.columns]
 
 
 def waves(options: argparse.Namespace) -> list[list[Job]]:

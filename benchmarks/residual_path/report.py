@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.residual_path.operations import SERVING
 from benchmarks.residual_path.peers import FLOOR, OURS, PARTS, PEERS
 from helion_sinkhorn.lab.tuning import markdown
 
@@ -26,8 +25,7 @@ TIMED = (
 CALLED = {"coefficients": "hc_split_sinkhorn"}
 """Functions whose operation has another name in the CSV."""
 SITE = "see [the README](../../README.md#how-fast) for a site"
-FEW = "site", "boundary"
-WHOLE = *FEW, "normed_site", "normed_boundary", "normed_seam"
+WHOLE = "site", "boundary", "normed_site", "normed_boundary", "normed_seam"
 WIDTHS = "0", "4096"
 """C of the rows on the page; hc_split_sinkhorn has none."""
 HEADER = """# The parts of a site beside other packages
@@ -48,9 +46,9 @@ def of(rows: list[Row], operation: str) -> list[Row]:
     return [r for r in rows if operation in ("", r["operation"])]
 
 
-def of_many_tokens(rows: list[Row]) -> list[Row]:
-    """Those with times, without a server's few tokens."""
-    return [r for r in rows if r.get("us") and int(r["tokens"]) not in SERVING]
+def with_times(rows: list[Row]) -> list[Row]:
+    """Those with times."""
+    return [r for r in rows if r.get("us")]
 
 
 def by(rows: list[Row], *columns: str) -> dict[tuple[str, ...], Row]:
@@ -91,7 +89,7 @@ def emphasized(name: str) -> str:
 
 def operation_table(rows: list[Row], operation: str) -> str:
     """Its sizes are in the rows where there are several."""
-    timed = of(of_many_tokens(rows), operation)
+    timed = of(with_times(rows), operation)
     found = by(timed, "function", "tokens", "columns", "pass")
     names = [name for name in (*PEERS, FLOOR) if any(r["function"] == name for r in timed)]
     sizes = sorted({(int(r["tokens"]), int(r["columns"])) for r in timed})
@@ -111,7 +109,7 @@ def operation_table(rows: list[Row], operation: str) -> str:
 
 def whole_and_parts(path: Path) -> str:
     """A site and a boundary beside their parts."""
-    rows = [r for r in of_many_tokens(read(path)) if r["tokens"] == "8192"]
+    rows = [r for r in with_times(read(path)) if r["tokens"] == "8192"]
     found = by(rows, "operation", "columns", "pass", "function")
     records = []
     for at in itertools.product(WHOLE, ("4096", "7168"), PASSES):
@@ -122,21 +120,6 @@ def whole_and_parts(path: Path) -> str:
                 "kernels": whole.get("kernels") or "-", "its parts": cell(parts, copy),
             })  # fmt: skip
     return f"{runs(rows, WHOLE)}. {TIMED}\n\n{table(records)}"
-
-
-def serving(path: Path) -> str:
-    """Forward of a few tokens in a CUDA graph: a site and a boundary beside their parts."""
-    rows = [r for r in read(path) if r.get("graph_us") and r["pass"] == "forward"]
-    found = by(rows, "tokens", "columns", "operation", "function")
-    records = []
-    for tokens, columns in sorted({(int(t), int(c)) for t, c, *_ in found if int(t) in SERVING}):
-        record = {"tokens": tokens, "C": columns}
-        for operation in FEW:
-            for name, word in ((OURS, operation), (PARTS, f"{operation}, its parts")):
-                row = found.get((str(tokens), str(columns), operation, name))
-                record[word] = f"{float(row['graph_us']):.1f}" if row else "-"
-        records.append(record)
-    return table(records)
 
 
 def remarks(rows: list[Row], operation: str) -> list[str]:
@@ -219,7 +202,7 @@ def page(path: Path) -> str:
 
 def size_of(rows: list[Row]) -> str:
     """Tokens and columns where all rows have the same."""
-    sizes = {(int(r["tokens"]), r["columns"]) for r in of_many_tokens(rows)}
+    sizes = {(int(r["tokens"]), r["columns"]) for r in with_times(rows)}
     return "".join(f"; {tokens:,} tokens, C = {columns}" for tokens, columns in sizes if len(sizes) == 1)
 
 
@@ -231,7 +214,7 @@ def saving(theirs: float, ours: float) -> str:
 
 def better(rows: list[Row], operation: str) -> list[dict[str, str]]:
     """Where another package takes less time or memory than ours."""
-    timed = [r for r in of(of_many_tokens(rows), operation) if r["function"] != FLOOR]
+    timed = [r for r in of(with_times(rows), operation) if r["function"] != FLOOR]
     own = by([r for r in timed if r["function"] == OURS], "tokens", "columns", "pass")
     found = []
     for row in timed:
@@ -258,7 +241,7 @@ def is_ours(name: str) -> bool:
 
 def all_better(path: Path) -> str:
     """The cells of every operation in which another package is better."""
-    rows = of_many_tokens(read(path))
+    rows = with_times(read(path))
     operations = dict.fromkeys(r["operation"] for r in rows)
     cells, others = [], []
     for operation in operations:
@@ -274,7 +257,7 @@ def all_better(path: Path) -> str:
 def summary(path: Path, columns: int = 4096) -> str:
     """A site in one row a function."""
     every = read(path, "site")
-    rows = [r for r in of_many_tokens(every) if r["columns"] == str(columns)]
+    rows = [r for r in with_times(every) if r["columns"] == str(columns)]
     found = by(rows, "function", "pass")
     own = {which: time_of(found[OURS, which])[0] for which in PASSES}
 

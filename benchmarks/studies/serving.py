@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.jobs import Row
+from benchmarks.jobs import Row, of_now
 from benchmarks.residual_path.operations import EPS, ITERATIONS, ROWS, STREAMS, drawn
 from benchmarks.timing import GRAPH_CALLS, conditions, graph
 from helion_sinkhorn import Out, hc_boundary, hc_prepare
@@ -72,7 +72,7 @@ def moved(scheme: str, tokens: int, columns: int) -> int:
 
 
 def rows(options: argparse.Namespace):
-    rate, like = copy_rate(), conditions(torch.device("cuda"))
+    rate, like = copy_rate(), {**conditions(torch.device("cuda")), **of_now()}
     for scheme, columns, tokens in itertools.product(options.schemes, options.hidden, options.tokens):
         run, projections = seams(scheme, tokens, columns)
         with torch.inference_mode():
