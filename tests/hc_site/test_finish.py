@@ -1,0 +1,68 @@
+"""What ends a boundary of few tokens in one launch has the numbers of the three launches of many."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hc_boundaries import boundary_inputs
+from launches import OPERATORS, kernels_on_cpu, launching_as
+
+from helion_sinkhorn import hc_boundary
+from helion_sinkhorn.ops.mhc.site.boundary.finish import launch
+from helion_sinkhorn.ops.mhc.site.boundary.finish.space import FEW
+from helion_sinkhorn.runtime.dispatch import run
+
+OPTIONS = {
+    "as in models": {},
+    "other constants": {
+        "eps": 1e-3, "pre_eps": 0.25, "post_mult": 1.5, "norm_eps": 0.125, "y_norm_eps": 0.5,
+    },
+    "columns of coefficients first": {"comb_order": "oi"},
+    "eps beside the root, one iteration": {"eps_outside": True, "norm_eps": 0.25, "sinkhorn_iters": 1},
+}  # fmt: skip
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The bodies of the launches, in order."""
+    names = []
+
+    def noting(kernel, *arguments):
+        names.append(kernel.name)
+        run(kernel, *arguments)
+
+    kernels_on_cpu(monkeypatch, OPERATORS)
+    launching_as(monkeypatch, run=noting)
+    return names
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["weights of the site before", "own weights"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_numbers_are_those_of_three_launches(launched, monkeypatch, options, own):
+    f, x, post, comb, fn, scale, base, bias, weights = boundary_inputs(5, n=4, c=300, dtype=torch.bfloat16)[0]
+    norm = torch.rand(300)
+
+    def seam():
+        launched.clear()
+        given = f, x, post, comb, None if own else weights, fn, scale, base
+        return hc_boundary(*given, bias=bias, y_norm_weight=norm, **{"sinkhorn_iters": 3, **options})
+
+    found = seam()
+    assert launched[1:] == ["hc_boundary_forward", "hc_boundary_finish"]
+    monkeypatch.setattr(launch, "FEW", 4)
+    expected = seam()
+    assert len(launched) == 5
+    # exponentials of a CPU may differ in the last place between blocks of other sizes; GPUs' are compared in
+    # test_gpu.py, bit for bit
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=2**-7 if a.dtype == torch.bfloat16 else 1e-6, atol=1e-6)
+
+
+def test_it_ends_few_tokens_on_nvidia_alone(monkeypatch):
+    x = torch.empty(1)
+    vendors = []
+    monkeypatch.setattr(launch, "device_of", lambda _: vendors[-1])
+    for vendor, short in (("nvidia", True), ("amd", False)):
+        vendors.append(type("Device", (), {"vendor": vendor}))
+        assert launch.is_short(FEW, x) == short
+        assert not launch.is_short(FEW + 1, x)
