@@ -63,7 +63,7 @@ def wanted(kernel: str, n: int) -> Wanted:
 SPILLING = boundary.FORWARD, *backward.KERNELS
 """As far as the rules know."""
 MODEL = SiteCall("bfloat16", 4, 4096, "float32")
-BY_DAY = {
+SMALLEST = {
     "hc_pre": (PreCall("bfloat16", 4, 7168), (pre.FORWARD, pre.BACKWARD)),
     "hc_post": (PostCall("bfloat16", 4, 7168), (post.FORWARD, post.BACKWARD)),
     "hc_mixes": (MixesCall("bfloat16", 24, 4 * 7168, "float32"), tuple(mixes.KERNELS)),
@@ -101,10 +101,11 @@ OTHERS = {
     ],
 }  # fmt: skip
 """Calls by night, of the same kernels."""
+ALWAYS = "hc_pre", "hc_split_sinkhorn"
 ROWS = [
-    *(pytest.param(*row, id=name) for name, row in BY_DAY.items()),
+    *(pytest.param(*row, id=name, marks=() if name in ALWAYS else BY_NIGHT) for name, row in SMALLEST.items()),
     *(
-        pytest.param(call, BY_DAY[name][1], id=f"{name} {call}", marks=BY_NIGHT)
+        pytest.param(call, SMALLEST[name][1], id=f"{name} {call}", marks=BY_NIGHT)
         for name, calls in OTHERS.items()
         for call in calls
     ),
@@ -158,6 +159,7 @@ def test_no_config_of_a_token_chooses_what_fuses(compile_for):
         assert "contested fusion" not in binary.counts, binary.job.choice
 
 
+@BY_NIGHT
 def test_an_mi350_waits_for_a_product_before_it_is_read(compile_for):
     """dx takes the product in by an instruction that the compiler knows, and not by inline assembly."""
     call = MixesCall("bfloat16", 24, 4 * 1024, "float32")

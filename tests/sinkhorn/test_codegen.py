@@ -66,7 +66,7 @@ def test_sums_over_padded_matrices_leave_no_choice_of_fusion(compile_for):
     rows = [(call, "sinkhorn_backward") for call in calls]
     choices = [(c, Choice(k, *KERNELS[k].default(c, DEVICES["h200"]), "default")) for c, k in rows]
     for binary in compile_for("h200", [Job(*pair) for pair in choices]):
-        assert binary.compiled, binary.problems
+        assert machine_rules.broken(binary) == []
         assert "contested fusion" not in binary.counts, binary.job.choice
 
 
@@ -133,8 +133,8 @@ def test_gradients_of_8_by_8_in_order_spill_nothing(dtype, compile_for):
 @pytest.mark.parametrize(
     "rows",
     [
-        # a matrix of several threads, and a whole one in a thread
-        pytest.param(FORWARD[6:7] + BACKWARD[1:2], id="a kernel of each pass"),
+        # whole matrices in a thread
+        pytest.param(FORWARD[2:3], id="one kernel"),
         pytest.param(FORWARD + BACKWARD + IMPLICIT, id="all", marks=BY_NIGHT),
     ],
 )

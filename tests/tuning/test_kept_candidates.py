@@ -87,7 +87,7 @@ def test_a_candidate_is_launched_without_helion_and_without_a_compiler(
     assert len(list(programs.iterdir())) == len(launches)
     where = {"HELION_SINKHORN_DEVICE": "h200", "TRITON_CACHE_DIR": str(cache)}
     for launch in launches:
-        done = python("-c", TIMES, launch, kernel, json.dumps(vars(call)), env={**os.environ, **where})
+        done = python("-c", TIMES, launch, kernel, json.dumps(vars(call)), env={**os.environ, **where}, loaded=True)
         assert done.returncode == 0, done.stderr[-3000:]
         assert done.stdout.split("\n")[-2] == "False [True]"
 
@@ -198,7 +198,7 @@ def test_code_of_launches():
     computed in it.
     """
     code = LAUNCHES + STORED + ALIKE + TWICE + OF_ANY_PROCESS
-    done = python("-c", code, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"})
+    done = python("-c", code, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"}, loaded=True)
     assert done.returncode == 0, done.stderr[-3000:]
     stored, *views = "True", "True True"
     of_signatures, of_sizes, of_dtypes = ("1 True", "True True"), "True False 2", "True torch.float64"
@@ -243,7 +243,7 @@ for name in sys.argv[1:]:
 )
 def test_kernels_of_triton_3_6_need_no_helion_either(views):
     """A function of the package in their host code made every process generate them."""
-    done = python("-c", UNDER_3_6, *views, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"})
+    done = python("-c", UNDER_3_6, *views, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"}, loaded=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split("\n")[-len(views) - 1 : -1] == [
         f"{name} {count}" for name, count in views.items()
@@ -286,6 +286,6 @@ def test_a_candidate_knows_which_arguments_share_memory(tmp_path):
     """Helion has a barrier between a store to one and a load from another, and none between others."""
     script = tmp_path / "shared.py"
     script.write_text(SHARED)
-    done = python(str(script), env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"})
+    done = python(str(script), env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"}, loaded=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split("\n")[-3:-1] == ["1 1", "0 0"]
