@@ -103,7 +103,10 @@ OTHERS = {
 """Calls by night, of the same kernels."""
 ALWAYS = "hc_pre", "hc_split_sinkhorn"
 ROWS = [
-    *(pytest.param(*row, id=name, marks=() if name in ALWAYS else BY_NIGHT) for name, row in SMALLEST.items()),
+    *(
+        pytest.param(*row, id=name, marks=() if name in ALWAYS else BY_NIGHT)
+        for name, row in SMALLEST.items()
+    ),
     *(
         pytest.param(call, SMALLEST[name][1], id=f"{name} {call}", marks=BY_NIGHT)
         for name, calls in OTHERS.items()

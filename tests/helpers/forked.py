@@ -23,7 +23,14 @@ import types
 from collections.abc import Mapping
 from pathlib import Path
 
-OF_HELION = "triton", "torch._inductor.compile_fx", "pandas", "sklearn.ensemble", "sklearn.gaussian_process", "rich"
+OF_HELION = (
+    "triton",
+    "torch._inductor.compile_fx",
+    "pandas",
+    "sklearn.ensemble",
+    "sklearn.gaussian_process",
+    "rich",
+)
 
 
 def python(
@@ -60,8 +67,8 @@ def python(
 def forking(loaded: bool) -> subprocess.Popen[str]:
     """The process that forks, one for all such commands of this process; it ends when its input does."""
     process = subprocess.Popen(
-        [sys.executable, __file__, *(OF_HELION if loaded else ())], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, __file__, *(OF_HELION if loaded else ())],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     atexit.register(process.communicate)
     return process

@@ -21,7 +21,7 @@ WORKLOADS = {w.name.removeprefix("hc_"): w for w in ROWS if "ci" in w.tags}
 # two tiles and a tail, in blocks smaller than the default's
 TOKENS, BLOCK = 13, 8
 ITERATIONS = {launch.FORWARD: 2, launch.REDUCED: 2, launch.BACKWARD: 9}
-"""Of gradients a segment that is run again, and a rest."""
+"""Gradients have a segment that is run again, and a rest."""
 
 
 def small(name, kernel):
