@@ -255,7 +255,6 @@ def test_what_does_not_compile_is_broken():
 
 
 FUSION = """
-import os
 from ci import machine_rules, machine_terms
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine.binary import Binary
@@ -265,21 +264,31 @@ present_device(DEVICES["mi350"])
 from helion_sinkhorn.lab.tuning.child import compile_job
 
 job = machine_terms.sections()["mi350"][1][0]
-for name, value in (("DEFAULT_FP_FUSION", "0"), ("FORCE_DISABLE_FP_FUSION", "1")):
-    os.environ[f"TRITON_{name}"] = value
-    row = compile_job(DEVICES["mi350"], job)
-    binary = Binary("mi350", job, **{**row, "loops": tuple(row["loops"])})
-    print(any("fma" in op for op in binary.operations), machine_rules.broken(binary))
+row = compile_job(DEVICES["mi350"], job)
+binary = Binary("mi350", job, **{**row, "loops": tuple(row["loops"])})
+print(any("fma" in op for op in binary.operations), machine_rules.broken(binary))
 """
 
 
-def test_products_fuse_whatever_the_default_and_unfused_code_is_found(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "value", "fused", "broken"),
+    [
+        ("TRITON_DEFAULT_FP_FUSION", "0", True, []),
+        (
+            "TRITON_FORCE_DISABLE_FP_FUSION",
+            "1",
+            False,
+            [f"{machine_rules.fusion.__doc__} enable_fp_fusion is off"],
+        ),
+    ],
+    ids=["the default", "forced"],
+)
+def test_products_fuse_whatever_the_default_and_unfused_code_is_found(name, value, fused, broken, tmp_path):
     environment = {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
-    environment |= {"HELION_SINKHORN_DEVICE": "mi350", "HELION_SINKHORN_CACHE_DIR": "off"}
+    environment |= {"HELION_SINKHORN_DEVICE": "mi350", "HELION_SINKHORN_CACHE_DIR": "off", name: value}
     done = python("-c", FUSION, env={**os.environ, **environment}, loaded=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    off = f"{machine_rules.fusion.__doc__} enable_fp_fusion is off"
-    assert done.stdout.splitlines()[-2:] == ["True []", f"False {[off]}"]
+    assert done.stdout.splitlines()[-1] == f"{fused} {broken}"
 
 
 # ------------------------------------------------------------------------------------------ the record

@@ -141,8 +141,8 @@ def of_compiled_autograd(together):
 
 
 def by_day(way, place, alone):
-    """The first argument and the fifth, a bias, alone; by torch.func.grad the bias."""
-    return alone and place in {of_compiled: (0, 4), of_compiled_func_grad: (4,)}.get(way, ())
+    """The first argument alone, and by torch.func.grad the fifth, a bias."""
+    return alone and place in {of_compiled: (0,), of_compiled_func_grad: (4,)}.get(way, ())
 
 
 @pytest.mark.parametrize("kernels", [False, True], ids=["parts", "kernels"])

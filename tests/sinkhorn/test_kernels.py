@@ -128,7 +128,7 @@ def test_loads_and_reciprocals_in_every_way(paired, thread, n, m, form):
 
 
 @pytest.mark.parametrize(("form", "first"), WAYS)
-@pytest.mark.parametrize("logits", ["randn_30", "masked"])
+@pytest.mark.parametrize("logits", ["masked"])
 @pytest.mark.parametrize(
     ("n", "m", "thread"),
     [

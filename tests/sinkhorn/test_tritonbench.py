@@ -114,10 +114,9 @@ def test_large_matrices_come_alone_and_by_eight():
     ],
 )
 def test_large_matrices_run_on_a_cpu(form, mode):
-    arguments = ["--op", "sinkhorn", "--device", "cpu", "--n", "192", "--n-iters", "2", "--form", form]
+    arguments = ["--op", "sinkhorn", "--device", "cpu", "--n", "192", "--batch", "1", "--n-iters", "2"]
     done = python(
-        "stub", "-m", "tritonbench_ops", *arguments, *QUICK, "--mode", mode, "--only", OURS,
-        "--num-inputs", "1",
+        "stub", "-m", "tritonbench_ops", *arguments, *QUICK, "--form", form, "--mode", mode, "--only", OURS,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
 
