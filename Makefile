@@ -16,7 +16,7 @@ TUNE := $(if $(KERNEL),--kernel $(KERNEL)) $(if $(TAGS),--tags $(TAGS)) $(if $(E
 
 VENV := .venv
 RUN := $(VENV)/bin/python
-PIP := $(RUN) -m pip install -q $(if $(WHEELS),--no-index --find-links $(WHEELS))
+PIP := $(RUN) -m pip install -q --no-compile $(if $(WHEELS),--no-index --find-links $(WHEELS))
 # What WHAT names of a target, or $(1): the variable <target>.<WHAT>
 one_of = $(or $($@.$(or $(WHAT),$(1))),$(error make $@ knows no WHAT=$(WHAT); it is one of \
 	$(sort $(patsubst $@.%,%,$(filter $@.%,$(.VARIABLES))))))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ _dispatch_modes, _function_mode = torch._C._len_torch_dispatch_stack, torch._C._
 _transforms = _functorch.peek_interpreter_stack
 _is_wrapped, _is_legacy_batched = _functorch.is_functorch_wrapped_tensor, _functorch.is_legacy_batchedtensor
 _is_functional = torch._is_functional_tensor
+_requires_grad = attrgetter("requires_grad")
 
 
 def on_device(x: torch.Tensor):
@@ -49,7 +51,7 @@ def differentiates(*tensors: torch.Tensor) -> bool:
     # within a dual level the bare operator would answer with silently zero tangents
     if forward_ad._current_level >= 0:
         return True
-    return _is_grad_enabled() and any([t.requires_grad for t in tensors]) and not _is_compiling()
+    return _is_grad_enabled() and not _is_compiling() and any(map(_requires_grad, tensors))
 
 
 def no_double_backward(operator: str):

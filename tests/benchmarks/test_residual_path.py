@@ -66,7 +66,13 @@ def test_a_peer_s_formula_is_ours_in_its_layout(name, operation):
 HERE = [(name, of) for name, of in EVERY if name in (peers.OURS, peers.PARTS, peers.TF32, peers.EAGER)]
 
 
-@pytest.mark.parametrize(("name", "operation"), HERE)
+OTHERS = pytest.mark.nightly("half a second each; rows of ours and of its parts run always")
+
+
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [pytest.param(*row, marks=() if row[0] in (peers.OURS, peers.PARTS) else OTHERS) for row in HERE],
+)
 def test_rows_of_what_is_here(name, operation):
     job = tasks.Job(name, operation, ((TOKENS, COLUMNS),), device="cpu")
     rows = job.rows()

@@ -17,6 +17,7 @@ from ci import emulate
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = {
+    "two_matrices": {"P": "sinkhorn_forward", "dX": "sinkhorn_backward"},
     "mhc_fp32": {"P": "sinkhorn_forward", "dX": "sinkhorn_backward"},
     "driver_8": {"P": "sinkhorn_forward", "dX": "sinkhorn_backward"},
     "mid_16_deepseek": {"P": "sinkhorn_forward"},
@@ -34,13 +35,13 @@ def script(name: str, *words: object) -> subprocess.CompletedProcess[str]:
     unset = ("HELION_INTERPRET", "TRITON_INTERPRET", "TRITON_CACHE_DIR")
     environment = {k: v for k, v in os.environ.items() if k not in unset}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return python("-m", f"ci.{name}", *words, env=environment, cwd=ROOT)
+    return python("-m", f"ci.{name}", *words, env=environment, cwd=ROOT, loaded=True)
 
 
 @pytest.mark.parametrize(
     ("device", "names"),
     [
-        pytest.param("mi350", ("mhc_fp32", "dot_tail"), id="mi350"),
+        pytest.param("mi350", ("two_matrices", "dot_tail"), id="mi350"),
         *(
             pytest.param(key, tuple(KERNELS), id=f"{key} all", marks=BY_NIGHT)
             for key in ("mi350", "mi300x")

@@ -33,7 +33,7 @@ def run(*words: object) -> subprocess.CompletedProcess[str]:
     unset = ("HELION_INTERPRET", "TRITON_INTERPRET", "TRITON_CACHE_DIR")
     environment = {k: v for k, v in os.environ.items() if k not in unset}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return python("-m", *words, env=environment, cwd=ROOT)
+    return python("-m", *words, env=environment, cwd=ROOT, loaded=True)
 
 
 @pytest.mark.parametrize(("device", "other"), [("mi350", "mi300x"), ("mi300x", "mi350")])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
+from forked import python
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +17,6 @@ pytest.importorskip("triton")
 
 from ci import machine_rules, machine_terms
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.machine import compiler
 from helion_sinkhorn.lab.machine.binary import Binary, Job
 from helion_sinkhorn.lab.machine.listing import amd_facts, assembly_behind_matrix, nvidia_facts
 from helion_sinkhorn.lab.operators import KERNELS
@@ -253,20 +254,41 @@ def test_what_does_not_compile_is_broken():
     assert machine_rules.broken(Binary("h200", job(), ("PTXASError: no",))) == ["PTXASError: no"]
 
 
-def test_products_fuse_whatever_the_default(monkeypatch):
-    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
-    device, jobs = machine_terms.sections()["mi350"]
-    (binary,) = compiler.compile_for(device, jobs[:1])
-    assert binary.modes["enable_fp_fusion"] == 1
-    assert any("fma" in op for op in binary.operations)
+FUSION = """
+from ci import machine_rules, machine_terms
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.lab.machine.binary import Binary
+from helion_sinkhorn.lab.machine.presented import present_device
+
+present_device(DEVICES["mi350"])
+from helion_sinkhorn.lab.tuning.child import compile_job
+
+job = machine_terms.sections()["mi350"][1][0]
+row = compile_job(DEVICES["mi350"], job)
+binary = Binary("mi350", job, **{**row, "loops": tuple(row["loops"])})
+print(any("fma" in op for op in binary.operations), machine_rules.broken(binary))
+"""
 
 
-def test_unfused_code_is_found_in_what_compilers_make(monkeypatch):
-    monkeypatch.setenv("TRITON_FORCE_DISABLE_FP_FUSION", "1")
-    device, jobs = machine_terms.sections()["mi350"]
-    (binary,) = compiler.compile_for(device, jobs[:1])
-    assert machine_rules.broken(binary) == [f"{machine_rules.fusion.__doc__} enable_fp_fusion is off"]
-    assert not any("fma" in op for op in binary.operations)
+@pytest.mark.parametrize(
+    ("name", "value", "fused", "broken"),
+    [
+        ("TRITON_DEFAULT_FP_FUSION", "0", True, []),
+        (
+            "TRITON_FORCE_DISABLE_FP_FUSION",
+            "1",
+            False,
+            [f"{machine_rules.fusion.__doc__} enable_fp_fusion is off"],
+        ),
+    ],
+    ids=["the default", "forced"],
+)
+def test_products_fuse_whatever_the_default_and_unfused_code_is_found(name, value, fused, broken, tmp_path):
+    environment = {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
+    environment |= {"HELION_SINKHORN_DEVICE": "mi350", "HELION_SINKHORN_CACHE_DIR": "off", name: value}
+    done = python("-c", FUSION, env={**os.environ, **environment}, loaded=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == f"{fused} {broken}"
 
 
 # ------------------------------------------------------------------------------------------ the record

@@ -63,7 +63,7 @@ def wanted(kernel: str, n: int) -> Wanted:
 SPILLING = boundary.FORWARD, *backward.KERNELS
 """As far as the rules know."""
 MODEL = SiteCall("bfloat16", 4, 4096, "float32")
-BY_DAY = {
+SMALLEST = {
     "hc_pre": (PreCall("bfloat16", 4, 7168), (pre.FORWARD, pre.BACKWARD)),
     "hc_post": (PostCall("bfloat16", 4, 7168), (post.FORWARD, post.BACKWARD)),
     "hc_mixes": (MixesCall("bfloat16", 24, 4 * 7168, "float32"), tuple(mixes.KERNELS)),
@@ -72,41 +72,11 @@ BY_DAY = {
     "hc_site": (SiteCall("bfloat16", 4, 7168, "float32"), tuple(site.KERNELS)),
     "hc_boundary": (MODEL, (boundary.FORWARD,)),
 }
-OTHERS = {
-    "hc_pre": [
-        PreCall(*c)
-        for c in (("float32", 4, 4096), ("float16", 16, 4096), ("bfloat16", 3, 130), ("bfloat16", 5, 67))
-    ],
-    "hc_post": [
-        PostCall(*c)
-        for c in (
-            ("float32", 4, 4096), ("float16", 8, 4096), ("bfloat16", 16, 130), ("bfloat16", 5, 67),
-            ("bfloat16", 4, 8), ("bfloat16", 4, 2),
-        )
-    ],
-    "hc_mixes": [
-        MixesCall(*c)
-        for c in (
-            ("float32", 24, 4 * 4096, "float32"), ("float16", 24, 4 * 4096, "float32"),
-            ("bfloat16", 24, 4 * 4096, "tf32"), ("bfloat16", 15, 633, "float32"),
-            ("bfloat16", 288, 16 * 128, "float32"),
-        )
-    ],
-    "hc_split_sinkhorn": [
-        HcCall(*c) for c in (("float32", 4, 20, True), ("bfloat16", 4, 20, True), ("float32", 3, 20, True))
-    ],
-    "hc_site": [
-        SiteCall(*c, "float32")
-        for c in (("float32", 4, 4096), ("float16", 4, 4096), ("bfloat16", 3, 211), ("bfloat16", 16, 128))
-    ],
-}  # fmt: skip
-"""Calls by night, of the same kernels."""
+ALWAYS = "hc_pre", "hc_split_sinkhorn"
 ROWS = [
-    *(pytest.param(*row, id=name) for name, row in BY_DAY.items()),
     *(
-        pytest.param(call, BY_DAY[name][1], id=f"{name} {call}", marks=BY_NIGHT)
-        for name, calls in OTHERS.items()
-        for call in calls
+        pytest.param(*row, id=name, marks=() if name in ALWAYS else BY_NIGHT)
+        for name, row in SMALLEST.items()
     ),
     pytest.param(
         HcCall("float32", 4, 2, True), tuple(split.KERNELS), id="hc_split_sinkhorn, all", marks=BY_NIGHT
@@ -158,6 +128,7 @@ def test_no_config_of_a_token_chooses_what_fuses(compile_for):
         assert "contested fusion" not in binary.counts, binary.job.choice
 
 
+@BY_NIGHT
 def test_an_mi350_waits_for_a_product_before_it_is_read(compile_for):
     """dx takes the product in by an instruction that the compiler knows, and not by inline assembly."""
     call = MixesCall("bfloat16", 24, 4 * 1024, "float32")

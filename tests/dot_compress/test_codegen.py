@@ -29,7 +29,7 @@ def default(name, call, key):
 @pytest.mark.parametrize(
     ("key", "calls"),
     [
-        pytest.param("h200", CALLS[1:3], id="h200"),
+        pytest.param("h200", CALLS[2:3], id="h200"),
         pytest.param("mi350", CALLS[:1], id="mi350"),
         *(pytest.param(key, CALLS, id=f"{key} all", marks=BY_NIGHT) for key in ("h200", "mi350", "b200")),
     ],

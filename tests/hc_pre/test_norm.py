@@ -76,8 +76,20 @@ def assert_near_truth(found, *given):
         assert relative(t, exact) < limit
 
 
-@pytest.mark.parametrize("workload", [w for w in NORMED if "ci" in w.tags], ids=lambda w: w.name)
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+WORKLOADS = [w for w in NORMED if "ci" in w.tags]
+MOST = pytest.mark.nightly("2 to 6 s each, interpreted; every fifth runs always")
+
+
+@pytest.mark.parametrize(
+    ("device", "workload"),
+    [
+        *(
+            pytest.param("cpu", w, id=f"cpu {w.name}", marks=MOST if k % 5 else ())
+            for k, w in enumerate(WORKLOADS)
+        ),
+        *(pytest.param("cuda", w, id=f"cuda {w.name}", marks=pytest.mark.gpu) for w in WORKLOADS),
+    ],
+)
 def test_workloads_within_their_budgets(workload, device):
     """By the kernels, interpreted on a CPU."""
     pytest.importorskip("triton", reason="the bodies import Triton")

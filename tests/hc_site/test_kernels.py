@@ -29,7 +29,13 @@ def _kernels(monkeypatch):
     kernels_on_cpu(monkeypatch, SITES)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
+MOST = pytest.mark.nightly("half a second each, interpreted; every third runs always")
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [pytest.param(w, id=w.name, marks=MOST if k % 3 else ()) for k, w in enumerate(WORKLOADS)],
+)
 def test_every_workload_is_within_its_budget(workload):
     given, upstream = first_element(workload)
     found = site_results(given, upstream, **workload.options)

@@ -22,7 +22,15 @@ PYTORCH = (*PARTS, *VARIANTS)
 """Calls that PyTorch computes on a CPU."""
 CONTRACT = (*PYTORCH, *KERNELS)
 
-each_row = pytest.mark.parametrize("name", CONTRACT)
+LONGEST = pytest.mark.nightly("1 to 7 s a test; opcheck, and its gradients one by one, run always")
+
+
+def by_day(name: str, *more: str) -> Any:
+    """A parameter that the row with the most kernels has by night."""
+    return pytest.param(name, *more, marks=LONGEST if name == KERNELS[2] else ())
+
+
+each_row = pytest.mark.parametrize("name", [by_day(name) for name in CONTRACT])
 each_of_pytorch = pytest.mark.parametrize("name", PYTORCH)
 DTYPES = {
     "float32": {},
@@ -34,7 +42,7 @@ each_dtype = pytest.mark.parametrize(
     ("name", "dtype"),
     [
         *((name, dtype) for name in PYTORCH for dtype in ("float32", "narrow", "float64")),
-        *((name, dtype) for name in KERNELS for dtype in ("float32", "narrow")),
+        *(by_day(name, dtype) for name in KERNELS for dtype in ("float32", "narrow")),
         *((name, "narrow coefficients") for name in ("hc_split_sinkhorn", "hc_mixes", "hc_pre", "hc_post")),
     ],
 )

@@ -1,14 +1,17 @@
 """python(...): a Python command in a process of its own, forked from one that has imported torch.
 
-To import torch takes a new process one and a half seconds.  The process that forks does nothing else: it has
-called no function of torch, and knows neither Triton, nor Helion, nor this package.
+To import torch takes a new process two seconds, and what Helion imports takes seven more.  The process that
+forks does nothing else: it has called no function of torch, and knows neither Helion nor this package; Triton
+and Inductor only where a test says that its process takes them.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
+import importlib
 import io
 import json
 import os
@@ -20,9 +23,21 @@ import types
 from collections.abc import Mapping
 from pathlib import Path
 
+OF_HELION = (
+    "triton",
+    "torch._inductor.compile_fx",
+    "pandas",
+    "sklearn.ensemble",
+    "sklearn.gaussian_process",
+    "rich",
+)
+
 
 def python(
-    *words: object, env: Mapping[str, str] | None = None, cwd: str | Path | None = None
+    *words: object,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    loaded: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """As subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, ...).
 
@@ -30,6 +45,8 @@ def python(
         words: of the command: "-c" and a program, "-m" and a module, or a script; and their arguments.
         env: the environment, this process's if left out; torch has one thread whatever it says.
         cwd: the folder to run in.
+        loaded: whether what Helion imports is imported already; not where Triton interprets, which it decides
+            when it is imported.
     """
     with tempfile.TemporaryDirectory() as folder:
         said = {
@@ -38,7 +55,7 @@ def python(
             "cwd": str(cwd or Path.cwd()),
             "folder": folder,
         }
-        forks = forking()
+        forks = forking(loaded)
         forks.stdin.write(json.dumps(said) + "\n")
         forks.stdin.flush()
         status = int(forks.stdout.readline())
@@ -47,11 +64,11 @@ def python(
 
 
 @functools.cache
-def forking() -> subprocess.Popen[str]:
-    """The process that forks, one for all commands of this process; it ends when its input does."""
+def forking(loaded: bool) -> subprocess.Popen[str]:
+    """The process that forks, one for all such commands of this process; it ends when its input does."""
     process = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, __file__, *(OF_HELION if loaded else ())],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     atexit.register(process.communicate)
     return process
@@ -66,6 +83,10 @@ def serve() -> None:
     import numpy  # noqa: F401
     import torch  # noqa: F401
 
+    for name in sys.argv[1:]:
+        # some are there if others are
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     gc.freeze()
     for line in sys.stdin:
         child = os.fork()

@@ -1,8 +1,7 @@
 """What is compiled in every run: machine code for one device of each vendor, one graph of all operators.
 
-For the MI350 that is dot_compress, a walk of linear attention, its gradients of chunks, and what
-ci/test_emulation.py executes.  At each change
-`make machine` compiles the defaults of every kernel for an H200 and an MI350 in the cpu workflow.
+For the MI350 that is dot_compress, and what ci/test_emulation.py executes.  At each change `make machine`
+compiles the defaults of every kernel for an H200 and an MI350 in the cpu workflow.
 """
 
 from __future__ import annotations

@@ -45,7 +45,6 @@ def complaints(binary: Binary) -> list[str]:
 @pytest.mark.parametrize(
     ("key", "calls"),
     [
-        pytest.param("mi350", (SMALL,), id="mi350"),
         *(pytest.param(key, CALLS, id=f"{key} all", marks=BY_NIGHT) for key in ("h200", "mi350", "b200")),
     ],
 )
@@ -131,6 +130,7 @@ def test_the_gradients_of_gates_compile(key, compile_for):
         assert "assembly behind matrix" not in binary.counts
 
 
+@BY_NIGHT
 def test_an_mi350_waits_for_what_gates_sum_apart(compile_for):
     """The sum of the highest pieces goes on by an instruction that the compiler knows (`chunk.owed`)."""
     name, call = "linear_attention_chunk_gradients", ChunkCall("float32", 8, 12, "g gk")

@@ -142,12 +142,18 @@ def test_the_cpu_path_is_as_right_as_autograd(name, strength):
     check_module(problem(strength=strength, **CASES[name]), eager)
 
 
-BETWEEN = pytest.mark.nightly("5 s a case interpreted; the weakest and the strongest gates run always")
+BETWEEN = pytest.mark.nightly("5 s a case interpreted; a weakest or a strongest gate runs always")
 BODIES = [pytest.param(s, marks=() if s in (min(STRENGTHS), max(STRENGTHS)) else BETWEEN) for s in STRENGTHS]
 
 
-@pytest.mark.parametrize("strength", BODIES)
-@pytest.mark.parametrize("name", ["gk", "g", "every gate", "packed"])
+@pytest.mark.parametrize(
+    ("name", "strength"),
+    [
+        pytest.param(name, s, marks=() if s == always else BETWEEN)
+        for name, always in (("gk", 0.1), ("g", 30.0), ("every gate", 0.1), ("packed", 30.0))
+        for s in STRENGTHS
+    ],
+)
 def test_the_bodies_that_walk_are_too(name, strength):
     pytest.importorskip("triton", reason="the bodies import Triton")
     options = {**CASES[name], "batch": 1, "heads": 2, "steps": 70}
@@ -232,7 +238,10 @@ def decay_together(picks, whole, rest, single, fine, how):
 ONE_PACK = dataclasses.replace(WORKLOADS["attention_packed"], heads=1, steps=64, lengths=(64,))
 
 
-@pytest.mark.parametrize("summed", ["apart", "together"])
+RIGHT = pytest.mark.nightly("2 to 11 s; the bodies on such a unit are compared with autograd always")
+
+
+@pytest.mark.parametrize("summed", [pytest.param("apart", marks=RIGHT), "together"])
 @pytest.mark.parametrize(
     ("workload", "module", "body", "replaced", "wrong"),
     [

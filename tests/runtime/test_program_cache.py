@@ -497,6 +497,7 @@ def interpreted(*words: str, **environment: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.nightly("20 s; tuning/test_kept_candidates.py launches kept code without Helion always")
 def test_a_fresh_process_takes_code_from_disk_without_helion_and_computes_the_same_bits(tmp_path):
     where = {"HELION_SINKHORN_CACHE_DIR": str(tmp_path / "programs")}
     cold, warm = interpreted("helion", **where), interpreted(**where)

@@ -12,6 +12,7 @@ import math
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from interpreted import FEWER
 
 from helion_sinkhorn import Implicit, sinkhorn
 from helion_sinkhorn.lab.draws import make_cotangents
@@ -47,6 +48,7 @@ def test_values_and_gradients_stay_in_the_budget(form, first, logits, n, m, n_it
 
 
 @given(st.sampled_from(["direct", "cg"]), scales, sizes, sizes, iterations, seeds)
+@FEWER
 def test_implicit_gradients_solve_their_equations(solver, logits, n, m, n_iters, seed):
     x = make_logits(logits, 5, n, m, seed=seed)
     dy = make_cotangents(x, seed=seed + 1)
@@ -67,6 +69,7 @@ def test_implicit_gradients_solve_their_equations(solver, logits, n, m, n_iters,
 
 
 @given(forms, firsts, st.sampled_from(["randn_0.01", "randn_1"]), sizes, sizes, seeds)
+@FEWER
 def test_lines_sum_to_one_at_convergence(form, first, logits, n, m, seed):
     case = Case(logits, n, m, 100, form, first, seed=seed)
     x, dy = case.inputs()

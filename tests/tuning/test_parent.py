@@ -98,7 +98,7 @@ def is_alive(pid: int) -> bool:
     [
         (STARTS, (parent.__file__, "linux")),
         (STARTS, (parent.__file__, "another")),
-        (POOL, ()),
+        pytest.param(POOL, (), marks=pytest.mark.nightly("7 s; a worker that a thread starts runs always")),
         (COMPILES, ()),
     ],
     ids=["the kernel", "the thread", "a pool", "the tuner's compiler"],

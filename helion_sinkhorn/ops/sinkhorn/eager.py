@@ -79,10 +79,13 @@ class _Slice:
     def run(self, history: list | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """The last p (n, 1, C) and q; `history` receives (A, q before, p, p (n, 1, C), q) of each step."""
         p, q = torch.ones_like(self.a[:, 0]), self.q
-        rows, columns = (_room(v, self.steps if history is not None else 1) for v in (p, q))
+        kept = self.steps if history is not None else 1
+        rows, columns = _room(p, kept), _room(q, kept)
         last = self.steps - max(self.steps - 1, 0) // max(self.segment, 1) * self.segment
         restarts = range(last, self.steps, self.segment or 1)
-        sum_of_quotients = self.sums.of_quotients
+        quotient = self.sums.quotient
+        of_rows, add_rows, row_sums = self.sums.over(1)
+        of_columns, add_columns, column_sums = self.sums.over(0, turned=True)
         wide = p.unsqueeze(1)
         for t in range(self.steps):
             if history is not None or not t:
@@ -92,15 +95,19 @@ class _Slice:
                 self._restart(p, q)
                 q = torch.ones_like(q)
             before = q
-            total = sum_of_quotients(1, self.a, q)
-            p = torch.addcmul(total, p, self.eps, out=p_out) if self.deepseek else p_out.copy_(total)
+            quotient(self.a, q, out=of_rows)
+            for add in add_rows:
+                add()
+            p = torch.addcmul(row_sums, p, self.eps, out=p_out) if self.deepseek else p_out.copy_(row_sums)
             if self.rho != 1:
                 p.mul_(self.rho)
-            total = sum_of_quotients(0, self.turned, wide)
+            quotient(self.turned, wide, out=of_columns)
+            for add in add_columns:
+                add()
             if self.deepseek:
-                q = torch.addcmul(total, q, self.eps_of_columns, out=q_out)
+                q = torch.addcmul(column_sums, q, self.eps_of_columns, out=q_out)
             else:
-                q = q_out.copy_(total)
+                q = q_out.copy_(column_sums)
             if history is not None:
                 history.append((self.a, before, p, wide, q))
         return wide, q
@@ -170,7 +177,7 @@ def forward(
         return out
     settle_exp()
     eps = eps if form == "deepseek" else 0.0
-    for part, made in zip(*(_slices(t, first) for t in (x, out)), strict=True):
+    for part, made in zip(_slices(x, first), _slices(out, first), strict=True):
         made.copy_(_Slice(laid_out(part, computing(x.dtype)), n_iters, eps).value())
     return out
 

@@ -8,6 +8,9 @@ added.  Only n and m decide which of the two.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from helion_sinkhorn.runtime.pieces import halves
@@ -44,6 +47,10 @@ def laid_out(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype).contiguous()
 
 
+def _by_reciprocal(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    return torch.mul(a, b.reciprocal(), out=out)
+
+
 class Sums:
     """Sums of terms like x of `laid_out`, or like vectors of it, in one buffer whose views are made once.
 
@@ -53,50 +60,51 @@ class Sums:
     def __init__(self, like: torch.Tensor) -> None:
         self.terms = torch.empty_like(like)
         self._long = are_long(like)
-        self._large = like.dim() == 3 and like.size(0) * like.size(1) >= LARGE
         self._turned = self.turned(self.terms, copy=False)
-        self._sums: list[torch.Tensor | None] = [None, None]
-        self._views: list[tuple | None] = [None, None]
+        self._over: dict[tuple[int, bool], tuple[torch.Tensor, tuple[Callable, ...], torch.Tensor]] = {}
+        is_large = like.dim() == 3 and like.size(0) * like.size(1) >= LARGE
+        self.quotient = _by_reciprocal if is_large else torch.div
 
     def turned(self, a: torch.Tensor, copy: bool = True) -> torch.Tensor:
-        """a as `of_quotients` takes it for axis 0: contiguous columns if they are long."""
+        """a as `over` has terms that are turned: contiguous columns if they are long."""
         if not self._long:
             return a
         turned = a.new_empty(a.size(2), a.size(1), a.size(0)).permute(2, 1, 0)
         return turned.copy_(a) if copy else turned
 
-    def of_quotients(self, axis: int, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """The sum of a / b over an axis, for axis 0 with a from `turned`."""
-        terms = self.terms if axis else self._turned
-        if self._large:
-            torch.mul(a, b.reciprocal(), out=terms)
-        else:
-            torch.div(a, b, out=terms)
-        return self._of_lines(axis, terms) if self._long else self._added(axis)
+    def over(
+        self, axis: int, turned: bool = False
+    ) -> tuple[torch.Tensor, tuple[Callable, ...], torch.Tensor]:
+        """(where the terms go, the calls that add them up over an axis, where their sums are then).
+
+        A loop makes these calls itself: a function around them would cost it a tenth of small matrices' time.
+        """
+        turned = turned and self._long
+        if (axis, turned) not in self._over:
+            terms = self._turned if turned else self.terms
+            if turned or (self._long and axis):
+                sums = torch.empty_like(self.terms.select(axis, 0))
+                calls = (partial(torch.sum, terms, axis, out=sums),)
+            else:
+                sums = terms.select(axis, 0)
+                calls = tuple(partial(into.add_, other) for into, other in halves(terms, axis))
+            self._over[axis, turned] = terms, calls, sums
+        return self._over[axis, turned]
 
     def of_products(self, axis: int, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """The sum of a b."""
-        torch.mul(a, b, out=self.terms)
-        return self._added(axis)
+        terms, calls, sums = self.over(axis)
+        torch.mul(a, b, out=terms)
+        for call in calls:
+            call()
+        return sums
 
     def total(self, axis: int, a: torch.Tensor, turned: bool = False) -> torch.Tensor:
         """The sum of a, or of what `turned` made of it."""
+        terms, calls, sums = self.over(axis, turned)
         if self._long and (turned or axis):
-            return self._of_lines(axis, a)
-        self.terms.copy_(a)
-        return self._added(axis)
-
-    def _of_lines(self, axis: int, a: torch.Tensor) -> torch.Tensor:
-        if self._sums[axis] is None:
-            self._sums[axis] = torch.empty_like(self.terms.select(axis, 0))
-        return torch.sum(a, axis, out=self._sums[axis])
-
-    def _added(self, axis: int) -> torch.Tensor:
-        if self._long and axis:
-            return self._of_lines(1, self.terms)
-        if self._views[axis] is None:
-            self._views[axis] = halves(self.terms, axis), self.terms.select(axis, 0)
-        pairs, first = self._views[axis]
-        for into, other in pairs:
-            into.add_(other)
-        return first
+            return torch.sum(a, axis, out=sums)
+        terms.copy_(a)
+        for call in calls:
+            call()
+        return sums
