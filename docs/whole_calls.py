@@ -50,7 +50,7 @@ def seams() -> str:
     for tokens in dict.fromkeys(row["tokens"] for row in rows):
         record = {"tokens": f"{int(tokens):,}"}
         for at in grouped(rows, *columns):
-            row = found[*at, tokens]
+            row = found[(*at, tokens)]
             record[", ".join(at)] = f"{figure(row['us'])} ({figure(row['floor_us'])})"
         records.append(record)
     return f"{stated(rows[0])}\n\n{table(records)}"
