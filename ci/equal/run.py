@@ -24,7 +24,9 @@ from ci.equal.table import STEPS, classes_of
 from ci.gate.choices import of_kernels, one_result
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.lab.evidence import Choices, Evidence
 from helion_sinkhorn.lab.operators import operator_for
+from helion_sinkhorn.lab.site.boundary.evidence import PREFIX
 from helion_sinkhorn.lab.workloads import WORKLOADS
 from helion_sinkhorn.runtime import dispatch
 from helion_sinkhorn.runtime import launch as runtime
@@ -91,6 +93,17 @@ def beside(kernel: Kernel, call: Any, device: Device) -> list[Choice]:
     return able[:: -(-len(able) // MOST) or 1]
 
 
+def as_called(evidence: Evidence, workload: Any, name: str, device: Device, batch: int) -> Choices:
+    """The choices by which a result is launched as a call launches it.
+
+    hc_boundary's results without a choice are the public function's, whose tensors of a CPU take no kernel.
+    """
+    if not name.startswith(PREFIX):
+        return {}
+    kernel, call = next((k, c) for k, c in evidence.kernel_calls(workload) if name in evidence.computes[k])
+    return {kernel: runtime.choose(evidence.kernels[kernel], call, batch, device)}
+
+
 def made(workload: Any, wanted: frozenset[str], device: str, served: bool) -> Iterator[Made]:
     """The results of a workload: with the configs that calls get, then each kernel with each of its configs.
 
@@ -98,15 +111,19 @@ def made(workload: Any, wanted: frozenset[str], device: str, served: bool) -> It
         wanted: results, all where there is none.
         device: where the inputs are.
         served: only the configs that calls get.
+
+    Raises:
+        ValueError: a result was computed without a kernel.
     """
     evidence = operator_for(workload)
     inputs = tuple(t.to(device) for t in evidence.inputs(workload, STEPS))
     names = [n for n in evidence.results(workload) if not wanted or n in wanted]
+    on, batch = runtime.device_of(inputs[0]), evidence.batch(workload, len(inputs[0]))
     runs: list[tuple[str, Callable[..., torch.Tensor]]] = [
-        (name, functools.partial(one_result, evidence, workload, {}, name)) for name in names
+        (n, functools.partial(one_result, evidence, workload, as_called(evidence, workload, n, on, batch), n))
+        for n in names
     ]
     if not served:
-        on, batch = runtime.device_of(inputs[0]), evidence.batch(workload, len(inputs[0]))
         # kernels of other operators are compared there
         own = (c for c in of_kernels(evidence, workload, on, batch) if c.kernel in evidence.kernels)
         runs += [(c.of, c.run) for c in own if c.of in names]
@@ -120,6 +137,8 @@ def made(workload: Any, wanted: frozenset[str], device: str, served: bool) -> It
     for name, run in runs:
         with recorded() as launched:
             found = run(*inputs)
+        if not launched:
+            raise ValueError(f"no kernel was launched for {name}: its bits are those of a CPU")
         labels = sorted({label for choice in launched for label in classes_of(workload, choice)})
         yield Made(workload.name, name, tuple(labels), digest(informative(found, name)), tuple(launched))
 
