@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
 import os
-import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +16,6 @@ import torch
 
 from ci.emulator import launch as emulator
 from ci.equal import ring
-from ci.equal.compare import Row
 from ci.equal.table import STEPS, classes_of
 from ci.gate.choices import of_kernels, one_result
 from helion_sinkhorn.configs import store
@@ -27,7 +23,6 @@ from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.lab.evidence import Choices, Evidence
 from helion_sinkhorn.lab.operators import operator_for
 from helion_sinkhorn.lab.site.boundary.evidence import PREFIX
-from helion_sinkhorn.lab.workloads import WORKLOADS
 from helion_sinkhorn.runtime import dispatch
 from helion_sinkhorn.runtime import launch as runtime
 from helion_sinkhorn.runtime.kernel import Choice, Kernel, candidates, in_space
@@ -166,29 +161,3 @@ def on_gpu(cache: Path) -> Iterator[str]:
     of_the_mode(cache)
     with ring.in_ring(), runtime.launching_with(runtime.Launcher(run=dispatch.run)):
         yield "cuda"
-
-
-def rows(key: str | None, names: list[str], served: bool, cache: Path) -> tuple[list[Row], list[str]]:
-    """The results of a device that is emulated, or of the GPU at hand, and what did not run.
-
-    Args:
-        names: NAME or NAME:RESULT,...
-        served: only the configs that calls get.
-    """
-    found: list[Made] = []
-    failed = []
-    with emulated(key, cache) if key else on_gpu(cache) as place:
-        for text in names:
-            name, _, results = text.partition(":")
-            begin = time.monotonic()
-            try:
-                found += made(WORKLOADS[name], frozenset(filter(None, results.split(","))), place, served)
-            except Exception as error:
-                failed.append(f"{name} on {key or 'this GPU'}: {type(error).__name__}: {error}")
-            print(f"{key or 'GPU'}: {name}, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-
-    def of(m: Made) -> tuple[str, str, tuple[str, ...], str]:
-        return m.workload, m.of, m.classes, m.digest
-
-    groups = itertools.groupby(sorted(found, key=of), of)
-    return [Row(*key, len({m.launched for m in group})) for key, group in groups], failed
