@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ pytest.importorskip("triton", minversion="3.9")
 from ci.equal import compare, ring, table
 from ci.equal.compare import Row
 from helion_sinkhorn.lab.workloads import WORKLOADS
+from helion_sinkhorn.runtime.kernel import Choice
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = sorted((ROOT / "docs" / "equal").glob("*.json"))
@@ -82,14 +84,58 @@ def test_a_result_that_is_one_number_everywhere_is_no_evidence():
             informative(constant, "u")
 
 
-def test_results_of_other_workloads_stay_in_a_file(tmp_path):
+def test_other_results_stay_in_a_file(tmp_path):
     path = tmp_path / "h100.json"
-    old, kept, new = Row("w", "P", (), "a", 2), Row("v", "dX", ("lean",), "b", 1), Row("w", "P", (), "c", 3)
-    compare.write(path, {"device": {"key": "h100"}}, [old, kept])
+    old, new = Row("w", "P", ("pivot",), "a", 2), Row("w", "P", (), "c", 3)
+    kept = [Row("v", "dX", ("lean",), "b", 1), Row("w", "dX", (), "d", 1)]
+    compare.write(path, {"device": {"key": "h100"}}, [old, *kept])
     compare.write(path, {"device": {"key": "h100"}}, [new])
     about, rows = compare.read(path)
     assert about == {"device": {"key": "h100"}}
-    assert rows == [kept, new]
+    assert rows == [kept[0], new, kept[1]]
+
+
+def test_a_result_that_no_kernel_made_is_refused():
+    from ci.equal.run import made
+
+    # on the tensors of a CPU, where nothing is emulated, hc_boundary's public function takes its own path
+    with (
+        mock.patch("ci.equal.run.as_called", return_value={}),
+        pytest.raises(ValueError, match="no kernel was launched for boundary post"),
+    ):
+        next(made(WORKLOADS["hc_site_unused_pre"], frozenset({"boundary post"}), "cpu", served=True))
+
+
+def test_every_stored_config_and_the_default_are_run_in_the_calls_they_are_stored_for():
+    from ci.equal import stored
+    from helion_sinkhorn.configs import store
+    from helion_sinkhorn.configs.device import DEVICES
+    from helion_sinkhorn.lab.operators import KERNELS
+    from helion_sinkhorn.runtime.kernel import default_choice
+
+    for key, name in (("h200", "hc_pre_forward"), ("mi350", "sinkhorn_forward")):
+        device, kernel = DEVICES[key], KERNELS[name]
+        found = stored.choices(name, device)
+        entries = [e for folder in store.folders() for e in store.read(folder, key, name)]
+        assert {(e.key, e.config, e.variant) for e in entries} <= {
+            (call, c.config, c.variant) for call, configs in found.items() for c in configs
+        }
+        for call, configs in found.items():
+            assert configs[0] == default_choice(kernel, kernel.call.of(call), device)
+            assert len({(c.config, c.variant) for c in configs}) == len(configs)
+
+
+def test_gradients_that_restart_elsewhere_are_a_class_each():
+    def classes(workload, kernel, **variant):
+        choice = Choice(kernel, (), tuple(variant.items()), "named")
+        return table.classes_of(WORKLOADS[workload], choice)
+
+    # 20 iterations of 8 x 8 restart after 16
+    for length, found in ((4, []), (5, ["restart after 15"]), (7, ["restart after 14"])):
+        assert classes("masked_8", "sinkhorn_backward", length=length, lean=False) == found
+    assert classes("masked_8", "sinkhorn_forward", paired=False) == []
+    assert classes("log_4", "sinkhorn_backward", length=7, lean=False) == []
+    assert classes("mhc_fp32", "sinkhorn_backward", length=7, lean=False) == []
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda p: p.stem)
