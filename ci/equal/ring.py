@@ -24,6 +24,8 @@ INSTRUCTIONS = {
 """Inline instructions of the kernels, by Triton's semantic."""
 EXTERNAL = ("exp2", "log2")
 """Functions of libdevice, under names that differ by vendor."""
+ORDER = ("maximum", "minimum")
+"""A comparison where torch makes code for NVIDIA, Triton's own for AMD: elements that are NaN differ."""
 LONG, VERY_LONG = 1000, 3000
 """Products in a program without a loop, and in any: the emulator runs a loop repeatedly."""
 
@@ -70,6 +72,7 @@ def in_ring() -> Iterator[None]:
     """Kernels that are compiled inside are instrumented; their cache must be of this mode alone."""
     import triton
     import triton.language as tl
+    from torch._inductor.codegen.triton import TritonOverrides
     from triton._C.libtriton import llvm
     from triton.backends.amd import compiler as amd
     from triton.language.extra import cuda, hip, libdevice
@@ -85,6 +88,9 @@ def in_ring() -> Iterator[None]:
     if hasattr(amd, "compile_amdgpu"):  # not in Triton 3.8
         own.append((amd, "compile_amdgpu", quickly(amd.compile_amdgpu)))
         own.append((llvm, "optimize_module", briefly(llvm.optimize_module, llvm.OPTIMIZE_O0)))
+    own += [
+        (TritonOverrides, name, staticmethod(f"triton_helpers.{name}({{}}, {{}})".format)) for name in ORDER
+    ]
     own += [(tl, "inline_asm_elementwise", tl.core.builtin(visible)), (tl, "dot", dot)]
     with contextlib.ExitStack() as replaced:
         replaced.enter_context(mock.patch.object(triton.knobs.compilation, "instrumentation_mode", "fpsan"))

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.runtime.kernel import Choice
 
 STEPS = 1 << 9
 """Entries times iterations of a workload: in the ring a few matrices show as much as many."""
 WORKLOADS: dict[str, tuple[str, ...]] = {
-    "sinkhorn": ("two_matrices", "other_eps", "mhc_one_iteration", "log_4:P", "masked_8"),
+    "sinkhorn": ("two_matrices", "other_eps", "mhc_one_iteration", "peaked_identity_8_one_iteration"),
     "implicit": ("implicit_two",),
     "sinkhorn_large": ("large_one_iteration", "large_rows"),
     "linear_attention": (
@@ -45,23 +44,14 @@ class Class:
     """Kernels that compute the same number in the reals, and another one in the ring."""
 
     name: str
-    within: Callable[[Any, Choice, dict[str, Any]], bool | int]
-    """(workload, choice, its variant): whether it is one, or a number that tells several apart."""
+    holds: Callable[[Any, Choice, dict[str, Any]], bool]
+    """(workload, choice, its variant)."""
     reason: str
 
 
 def has_eps(workload: Any) -> bool:
     """Whether eps is added to every sum of Sinkhorn's iterations."""
     return getattr(workload, "form", "deepseek") == "deepseek" and getattr(workload, "eps", 0.0) > 0
-
-
-def other_restart(workload: Any, choice: Choice, variant: dict[str, Any]) -> int:
-    """The iteration after which a gradient in registers restarts, where no other kernel does."""
-    if choice.kernel != "sinkhorn_backward" or has_eps(workload):
-        return 0
-    call = launch.call_for(workload.n, workload.m, workload.dtype, *workload.arguments)
-    length, _, tail = launch.segments(call, variant["length"])
-    return tail * length if tail * length != launch.segment(call) else 0
 
 
 CLASSES = (
@@ -80,16 +70,10 @@ CLASSES = (
         lambda w, c, v: bool(v.get("lean")) and has_eps(w),
         "u is computed again without its term in eps^2",
     ),
-    Class(
-        "restart after",
-        other_restart,
-        "exp2(log2(u) + ...) is u only in the reals; segments of other lengths end elsewhere",
-    ),
 )
 
 
 def classes_of(workload: Any, choice: Choice) -> list[str]:
     """The classes of a launch."""
     variant = dict(choice.variant)
-    found = ((c.name, c.within(workload, choice, variant)) for c in CLASSES)
-    return [name if which is True else f"{name} {which}" for name, which in found if which]
+    return [c.name for c in CLASSES if c.holds(workload, choice, variant)]
