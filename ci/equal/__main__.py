@@ -21,15 +21,17 @@ EMULATED = ("mi350", "mi300x")
 """gfx950 and gfx942, where there is no GPU."""
 
 
-def make_parser(devices=None, names=None) -> argparse.ArgumentParser:
+def make_parser(devices=None, kernels=None) -> argparse.ArgumentParser:
     """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
     parser = argparse.ArgumentParser(
         prog="python -m ci.equal", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--devices", nargs="+", choices=devices, help="AMD's, emulated; else the GPU at hand")
-    parser.add_argument("--workloads", nargs="+", default=names, metavar="NAME[:RESULT,...]",
-                        help="those of ci/equal/table.py if left out")  # fmt: skip
+    parser.add_argument("--workloads", nargs="+", metavar="NAME[:RESULT,...]",
+                        help="those of ci/equal/table.py if left out, as --stored is")  # fmt: skip
     parser.add_argument("--served", action="store_true", help="only the config that each call gets")
+    parser.add_argument("--stored", nargs="*", choices=kernels, metavar="KERNEL",
+                        help="the default and every stored config of these kernels, or of all")  # fmt: skip
     parser.add_argument("--write", action="store_true", help="put the results into the folder")
     parser.add_argument(
         "--out", type=Path, default=ROOT / "docs" / "equal", help="folder of committed results"
@@ -45,9 +47,10 @@ if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
 import torch
 
 from ci import accuracy
-from ci.equal import compare, run, table
+from ci.equal import compare, rows, table
 from ci.equal.compare import Row
 from helion_sinkhorn.configs.device import DEVICES, Device, current
+from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.lab.parent import end_with_parent
 
 
@@ -64,11 +67,12 @@ def about(row: Device, emulated: bool) -> dict[str, object]:
 
 def main() -> int:
     amd = [k for k, d in DEVICES.items() if d.vendor == "amd"]
-    names = [name for of in table.WORKLOADS.values() for name in of]
-    options = make_parser(amd, names).parse_args()
+    options = make_parser(amd, list(KERNELS)).parse_args()
+    names = [name for of in table.WORKLOADS.values() for name in of] if options.stored is None else []
+    kernels = options.stored if options.stored or options.stored is None else list(KERNELS)
     emulated = bool(options.devices) or not torch.cuda.is_available()
     devices = [DEVICES[key] for key in options.devices or EMULATED] if emulated else [current(0)]
-    what = options.workloads, options.served, options.cache.resolve()
+    what = options.workloads or names, options.served, kernels or [], options.cache.resolve()
     found: dict[str, list[Row]] = {}
     wrong: list[str] = []
     for device in devices:
@@ -76,9 +80,9 @@ def main() -> int:
         if emulated:
             # torch and Triton keep a device for the life of a process; forked, it has imported them
             with ProcessPoolExecutor(1, get_context("fork"), end_with_parent) as pool:
-                found[key], failed = pool.submit(run.rows, key, *what).result()
+                found[key], failed = pool.submit(rows.of_device, key, *what).result()
         else:
-            found[key], failed = run.rows(None, *what)
+            found[key], failed = rows.of_device(None, *what)
         wrong += failed
         if options.write:
             compare.write(options.out / f"{key}.json", about(device, emulated), found[key])
@@ -86,7 +90,7 @@ def main() -> int:
     done = {r.key for made in found.values() for r in made}
     committed = {}
     for path in sorted(options.out.glob("*.json")):
-        held, rows = compare.read(path)
+        held, kept = compare.read(path)
         of, mine = held["versions"]["triton"], accuracy.versions()["triton"]
         if of.split(".")[:2] != mine.split(".")[:2]:
             # which number stands for which element differs by version
@@ -95,7 +99,7 @@ def main() -> int:
         # what this run has written is compared as it was found
         if not (options.write and path.stem in found):
             label = "emulated" if held["device"]["emulated"] else "on a GPU"
-            committed[f"{path.stem}, {label}, committed"] = [r for r in rows if r.key in done]
+            committed[f"{path.stem}, {label}, committed"] = [r for r in kept if r.key in done]
     for (a, made), (b, others) in itertools.combinations((here | committed).items(), 2):
         if a in here:
             both = {r.key for r in made} & {r.key for r in others}

@@ -38,10 +38,10 @@ def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
 
 
 def write(path: Path, about: dict[str, Any], rows: Iterable[Row]) -> None:
-    """Rows beside those that the file has of other workloads."""
+    """Rows beside those that the file has of other results."""
     rows = list(rows)
-    done = {r.workload for r in rows}
-    kept = [r for r in read(path)[1] if r.workload not in done] if path.exists() else []
+    done = {(r.workload, r.of) for r in rows}
+    kept = [r for r in read(path)[1] if (r.workload, r.of) not in done] if path.exists() else []
     lines = [
         json.dumps({"workload": r.workload, "result": r.of, "classes": r.classes, "digest": r.digest,
                     "configs": r.configs})

@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
 import os
-import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +16,13 @@ import torch
 
 from ci.emulator import launch as emulator
 from ci.equal import ring
-from ci.equal.compare import Row
 from ci.equal.table import STEPS, classes_of
 from ci.gate.choices import of_kernels, one_result
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.lab.evidence import Choices, Evidence
 from helion_sinkhorn.lab.operators import operator_for
-from helion_sinkhorn.lab.workloads import WORKLOADS
+from helion_sinkhorn.lab.site.boundary.evidence import PREFIX
 from helion_sinkhorn.runtime import dispatch
 from helion_sinkhorn.runtime import launch as runtime
 from helion_sinkhorn.runtime.kernel import Choice, Kernel, candidates, in_space
@@ -91,6 +88,17 @@ def beside(kernel: Kernel, call: Any, device: Device) -> list[Choice]:
     return able[:: -(-len(able) // MOST) or 1]
 
 
+def as_called(evidence: Evidence, workload: Any, name: str, device: Device, batch: int) -> Choices:
+    """The choices by which a result is launched as a call launches it.
+
+    hc_boundary's results without a choice are the public function's, whose tensors of a CPU take no kernel.
+    """
+    if not name.startswith(PREFIX):
+        return {}
+    kernel, call = next((k, c) for k, c in evidence.kernel_calls(workload) if name in evidence.computes[k])
+    return {kernel: runtime.choose(evidence.kernels[kernel], call, batch, device)}
+
+
 def made(workload: Any, wanted: frozenset[str], device: str, served: bool) -> Iterator[Made]:
     """The results of a workload: with the configs that calls get, then each kernel with each of its configs.
 
@@ -98,15 +106,19 @@ def made(workload: Any, wanted: frozenset[str], device: str, served: bool) -> It
         wanted: results, all where there is none.
         device: where the inputs are.
         served: only the configs that calls get.
+
+    Raises:
+        ValueError: a result was computed without a kernel.
     """
     evidence = operator_for(workload)
     inputs = tuple(t.to(device) for t in evidence.inputs(workload, STEPS))
     names = [n for n in evidence.results(workload) if not wanted or n in wanted]
+    on, batch = runtime.device_of(inputs[0]), evidence.batch(workload, len(inputs[0]))
     runs: list[tuple[str, Callable[..., torch.Tensor]]] = [
-        (name, functools.partial(one_result, evidence, workload, {}, name)) for name in names
+        (n, functools.partial(one_result, evidence, workload, as_called(evidence, workload, n, on, batch), n))
+        for n in names
     ]
     if not served:
-        on, batch = runtime.device_of(inputs[0]), evidence.batch(workload, len(inputs[0]))
         # kernels of other operators are compared there
         own = (c for c in of_kernels(evidence, workload, on, batch) if c.kernel in evidence.kernels)
         runs += [(c.of, c.run) for c in own if c.of in names]
@@ -120,6 +132,8 @@ def made(workload: Any, wanted: frozenset[str], device: str, served: bool) -> It
     for name, run in runs:
         with recorded() as launched:
             found = run(*inputs)
+        if not launched:
+            raise ValueError(f"no kernel was launched for {name}: its bits are those of a CPU")
         labels = sorted({label for choice in launched for label in classes_of(workload, choice)})
         yield Made(workload.name, name, tuple(labels), digest(informative(found, name)), tuple(launched))
 
@@ -147,29 +161,3 @@ def on_gpu(cache: Path) -> Iterator[str]:
     of_the_mode(cache)
     with ring.in_ring(), runtime.launching_with(runtime.Launcher(run=dispatch.run)):
         yield "cuda"
-
-
-def rows(key: str | None, names: list[str], served: bool, cache: Path) -> tuple[list[Row], list[str]]:
-    """The results of a device that is emulated, or of the GPU at hand, and what did not run.
-
-    Args:
-        names: NAME or NAME:RESULT,...
-        served: only the configs that calls get.
-    """
-    found: list[Made] = []
-    failed = []
-    with emulated(key, cache) if key else on_gpu(cache) as place:
-        for text in names:
-            name, _, results = text.partition(":")
-            begin = time.monotonic()
-            try:
-                found += made(WORKLOADS[name], frozenset(filter(None, results.split(","))), place, served)
-            except Exception as error:
-                failed.append(f"{name} on {key or 'this GPU'}: {type(error).__name__}: {error}")
-            print(f"{key or 'GPU'}: {name}, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-
-    def of(m: Made) -> tuple[str, str, tuple[str, ...], str]:
-        return m.workload, m.of, m.classes, m.digest
-
-    groups = itertools.groupby(sorted(found, key=of), of)
-    return [Row(*key, len({m.launched for m in group})) for key, group in groups], failed

@@ -11,10 +11,13 @@ from helion_sinkhorn.runtime.kernel import Choice
 STEPS = 1 << 9
 """Entries times iterations of a workload: in the ring a few matrices show as much as many."""
 WORKLOADS: dict[str, tuple[str, ...]] = {
-    "sinkhorn": ("two_matrices", "other_eps", "mhc_one_iteration", "log_4:P"),
+    "sinkhorn": ("two_matrices", "other_eps", "mhc_one_iteration", "peaked_identity_8_one_iteration"),
     "implicit": ("implicit_two",),
     "sinkhorn_large": ("large_one_iteration", "large_rows"),
-    "linear_attention": ("attention_unused_end:o,end",),
+    "linear_attention": (
+        "attention_unused_end:o,end,dq,dk,dv,dg,dgk,dinitial_state",
+        "attention_unused_end:chunked o,chunked end",
+    ),
     # dfn is added up by PyTorch
     "hc_mixes": ("mixes_narrow:mixes,dx",),
     "hc_post": ("hc_post_odd",),
@@ -23,7 +26,12 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     "hc_pre_normed": ("hc_pre_normed_odd:u,dx,dpre",),
     # and so are dscale and dbase
     "hc_split_sinkhorn": ("hc_one_iteration:pre,post,comb,dmixes",),
-    "hc_site": ("hc_site_unused_y:y,post,comb",),
+    # and dfn, dscale and dbase
+    "hc_site": (
+        "hc_site_unused_pre:y,post,comb,dx",
+        "hc_site_unused_pre:boundary streams,boundary y,boundary pre,boundary post,boundary comb",
+        "hc_site_unused_pre:boundary df,boundary dx,boundary dpost,boundary dcomb,boundary dweights",
+    ),
     "dot_compress": ("dot_tail",),
     "balance": ("balance_sinkgd", "balance_columns_last"),
     "balance_step": ("balance_step_two_rows",),

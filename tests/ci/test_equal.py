@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -82,14 +83,45 @@ def test_a_result_that_is_one_number_everywhere_is_no_evidence():
             informative(constant, "u")
 
 
-def test_results_of_other_workloads_stay_in_a_file(tmp_path):
+def test_other_results_stay_in_a_file(tmp_path):
     path = tmp_path / "h100.json"
-    old, kept, new = Row("w", "P", (), "a", 2), Row("v", "dX", ("lean",), "b", 1), Row("w", "P", (), "c", 3)
-    compare.write(path, {"device": {"key": "h100"}}, [old, kept])
+    old, new = Row("w", "P", ("pivot",), "a", 2), Row("w", "P", (), "c", 3)
+    kept = [Row("v", "dX", ("lean",), "b", 1), Row("w", "dX", (), "d", 1)]
+    compare.write(path, {"device": {"key": "h100"}}, [old, *kept])
     compare.write(path, {"device": {"key": "h100"}}, [new])
     about, rows = compare.read(path)
     assert about == {"device": {"key": "h100"}}
-    assert rows == [kept, new]
+    assert rows == [kept[0], new, kept[1]]
+
+
+def test_a_result_that_no_kernel_made_is_refused():
+    from ci.equal.run import made
+
+    # on the tensors of a CPU, where nothing is emulated, hc_boundary's public function takes its own path
+    with (
+        mock.patch("ci.equal.run.as_called", return_value={}),
+        pytest.raises(ValueError, match="no kernel was launched for boundary post"),
+    ):
+        next(made(WORKLOADS["hc_site_unused_pre"], frozenset({"boundary post"}), "cpu", served=True))
+
+
+def test_every_stored_config_and_the_default_are_run_in_the_calls_they_are_stored_for():
+    from ci.equal import stored
+    from helion_sinkhorn.configs import store
+    from helion_sinkhorn.configs.device import DEVICES
+    from helion_sinkhorn.lab.operators import KERNELS
+    from helion_sinkhorn.runtime.kernel import default_choice
+
+    for key, name in (("h200", "hc_pre_forward"), ("mi350", "sinkhorn_forward")):
+        device, kernel = DEVICES[key], KERNELS[name]
+        found = stored.choices(name, device)
+        entries = [e for folder in store.folders() for e in store.read(folder, key, name)]
+        assert {(e.key, e.config, e.variant) for e in entries} <= {
+            (call, c.config, c.variant) for call, configs in found.items() for c in configs
+        }
+        for call, configs in found.items():
+            assert configs[0] == default_choice(kernel, kernel.call.of(call), device)
+            assert len({(c.config, c.variant) for c in configs}) == len(configs)
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda p: p.stem)

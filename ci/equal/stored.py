@@ -1,0 +1,81 @@
+"""Every stored config of a device, each kernel by itself in the calls that it is stored for."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ci.equal.run import Made, digest, informative, recorded
+from ci.equal.table import classes_of
+from helion_sinkhorn.configs import store
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.configs.store import Key
+from helion_sinkhorn.lab.operators import KERNELS, operator_of
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
+from helion_sinkhorn.runtime.kernel import Choice, default_choice
+
+FEW = 2
+"""Matrices or tokens of a call, and iterations without eps."""
+
+
+def choices(kernel: str, device: Device) -> dict[Key, list[Choice]]:
+    """The default and every stored config of each call that a device has one for."""
+    found: dict[Key, list[Choice]] = {}
+    for entry in (e for folder in store.folders() for e in store.read(folder, device.key, kernel)):
+        if entry.key not in found:
+            found[entry.key] = [default_choice(KERNELS[kernel], KERNELS[kernel].call.of(entry.key), device)]
+        choice = Choice(kernel, entry.config, entry.variant, entry.source)
+        if all((choice.config, choice.variant) != (c.config, c.variant) for c in found[entry.key]):
+            found[entry.key].append(choice)
+    return found
+
+
+def named(key: Key) -> str:
+    """The calls of a key, as a workload is named."""
+    return "stored " + " ".join(f"{name}={value}" for name, value in key)
+
+
+def in_ring(call: Any) -> Any:
+    """A call without eps in few iterations: half of its sums are even, and after about ten P is 0."""
+    if isinstance(call, SinkhornCall) and not call.deepseek:
+        return dataclasses.replace(call, n_iters=FEW)
+    return call
+
+
+def made(kernel: str, device: Device, place: str, failed: list[str]) -> Iterator[Made]:
+    """What a kernel writes with each of its `choices`; a launch that fails is put into `failed`.
+
+    Args:
+        place: where the operands are to be.
+    """
+    evidence = operator_of(kernel)
+    trial = evidence.trials[kernel]
+    for key, configs in choices(kernel, device).items():
+        call = in_ring(KERNELS[kernel].call.of(key))
+        workload = evidence.of_call(kernel, call, FEW)
+        # a GPU draws other numbers than a CPU
+        operands = [t.to(place) if t is not None else t for t in trial.operands(call, FEW, "cpu")]
+        begin = time.monotonic()
+        for choice in configs:
+            try:
+                yield from of_choice(trial, workload, call, choice, named(key), operands)
+            except Exception as error:
+                failed.append(f"{named(key)}: {choice}: {type(error).__name__}: {error}")
+        print(f"{device.key}: {kernel}, {call}: {len(configs)} configs, {time.monotonic() - begin:.0f} s",
+              file=sys.stderr, flush=True)  # fmt: skip
+
+
+def of_choice(
+    trial: Any, workload: Any, call: Any, choice: Choice, name: str, operands: list[Any]
+) -> Iterator[Made]:
+    """The tensors that a launch wrote."""
+    with recorded() as launched:
+        written = trial.run(call, choice, *operands)
+    labels = tuple(sorted({label for one in launched for label in classes_of(workload, one)}))
+    for k, t in enumerate(written if isinstance(written, tuple) else (written,)):
+        of = choice.kernel if k == 0 else f"{choice.kernel} {k + 1}"
+        if t is not None:
+            yield Made(name, of, labels, digest(informative(t, of)), (choice,))
