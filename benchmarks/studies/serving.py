@@ -20,7 +20,7 @@ from benchmarks.residual_path.operations import EPS, ITERATIONS, ROWS, STREAMS, 
 from benchmarks.timing import GRAPH_CALLS, conditions, graph
 from helion_sinkhorn import Out, hc_boundary, hc_prepare
 
-MILLISECONDS = 20.0
+MILLISECONDS = 10.0
 COPIED = 1 << 29
 SHOWN = "scheme", "columns", "tokens", "us", "us_unprepared", "floor_us", "kernels"
 SCHEMES = {"V4.1": "normed_boundary", "V4": "normed_seam"}
