@@ -46,8 +46,11 @@ def choice(name: str, rows: int) -> Choice:
 def test_values_and_gradients(n, m, n_iters, first, sides, dtype, eps, longest, monkeypatch):
     monkeypatch.setattr(launch, "LONGEST", longest)
     choices, batch = {name: choice(name, 16) for name in calls.KERNELS}, 2
-    temperature = 1.0 if eps else 0.7
+    temperature = 1.0 if eps else 0.5
     x, dy = (randn(batch, n, m, seed=seed, scale=2) for seed in (0, 1))
+    if not eps:
+        # potentials of thousands: what is left of them by rounding counts
+        x[0] *= 750.0
     # exp(-base) and exp(g) are infinite in the padding of the second matrix
     x[1] -= 110.0 * temperature
     x[1, :, 0] -= 110.0 * temperature

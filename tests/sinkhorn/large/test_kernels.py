@@ -169,6 +169,23 @@ def test_peaked_logits_of_the_deepseek_form(kind, n_iters, longest, monkeypatch)
 
 
 @pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two reads"])
+@pytest.mark.parametrize("kind", ["3000 randn", "c i j", "a column that loses"])
+@pytest.mark.parametrize("n_iters", [3, 20])
+def test_potentials_of_thousands_leave_no_error(kind, n_iters, longest, monkeypatch):
+    """Rounded, they would make lines' sums wrong by 1e-4, and P and dX as much."""
+    monkeypatch.setattr(launch, "LONGEST", longest)
+    x = PEAKED[kind]()
+    dy = randn(*x.shape, seed=1)
+    (p, dx), (true_p, true_dx) = (
+        of_eps(launch, x, dy, n_iters, "rows", 0.0),
+        specified(x, dy, n_iters, "rows", 0.0),
+    )
+    assert (p.double() - true_p).abs().max() <= 1e-6 * true_p.abs().max()
+    # a gradient that nearly vanishes has what rounding leaves of the upstream one
+    assert (dx.double() - true_dx).abs().max() <= 1e-6 * true_dx.abs().max() + 2.0**-24 * dy.abs().max()
+
+
+@pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two reads"])
 @pytest.mark.parametrize("eps", [1e-12, 1e-6])
 def test_an_upstream_gradient_may_have_any_scale(eps, longest, monkeypatch):
     """u v is as large as 1 / eps, and a product of it with an upstream gradient left float32's range."""

@@ -93,7 +93,7 @@ def run(
 def _shapes(call: LargeCall, batch: int) -> dict[str, tuple[int, ...]]:
     rows, columns = (batch, call.n), (batch, call.m)
     segments = 3, 2 * launch.segment_of(call.n, call.m)
-    sums = call.n // 8 if call.m <= launch.LONGEST else 0
+    sums = -(-call.n // 8) if call.m <= launch.LONGEST else 0
     return {
         "rows": rows, "columns": columns, "matrix": (batch, call.n, call.m), "scale": (1,),
         "parts": (batch, max(2, sums), call.m),
@@ -103,17 +103,17 @@ def _shapes(call: LargeCall, batch: int) -> dict[str, tuple[int, ...]]:
 
 
 OPERANDS = {
-    "sinkhorn_large_first": "matrix scale rows rows rows",
-    "sinkhorn_large_step": "matrix scale rows rows columns rows",
-    "sinkhorn_large_columns": "parts columns columns columns",
-    "sinkhorn_large_columns_of_logs": "parts columns columns columns",
-    "sinkhorn_large_write": "matrix scale rows rows columns matrix",
-    "sinkhorn_large_sums": "matrix matrix scale rows rows columns columns",
-    "sinkhorn_large_turn": "matrix matrix scale rows rows rows rows columns columns columns rows",
+    "sinkhorn_large_first": "matrix scale rows rows rows parts",
+    "sinkhorn_large_step": "matrix scale rows rows rows columns columns rows rows",
+    "sinkhorn_large_columns": "parts columns columns columns columns",
+    "sinkhorn_large_columns_of_logs": "parts parts columns columns columns",
+    "sinkhorn_large_write": "matrix scale rows rows columns columns matrix",
+    "sinkhorn_large_sums": "matrix matrix scale rows rows columns columns columns",
+    "sinkhorn_large_turn": "matrix matrix scale rows rows rows rows columns columns columns columns rows",
     "sinkhorn_large_back": "matrix scale rows rows rows columns columns columns rows",
-    "sinkhorn_large_gather": "parts columns columns columns",
+    "sinkhorn_large_gather": "parts columns columns columns columns",
     "sinkhorn_large_gradient":
-        "matrix matrix scale rows rows rows rows columns rows base_f base_g left right rows matrix",
+        "matrix matrix scale rows rows columns rows rows base_f base_f base_g left right rows matrix",
     "sinkhorn_large_eps_first": "matrix rows rows",
     "sinkhorn_large_eps_step": "matrix rows rows rows columns rows",
     "sinkhorn_large_eps_columns": "parts columns columns columns",
@@ -122,17 +122,16 @@ OPERANDS = {
     "sinkhorn_large_eps_turn": "matrix matrix rows rows rows columns columns columns rows",
     "sinkhorn_large_eps_back": "matrix rows rows rows columns rows rows",
     "sinkhorn_large_wide_first": "matrix scale rows rows",
-    "sinkhorn_large_wide_logs": "matrix scale rows rows columns",
+    "sinkhorn_large_wide_logs": "matrix scale rows rows columns columns",
     "sinkhorn_large_wide_rows": "matrix matrix scale rows rows columns columns columns rows",
     "sinkhorn_large_wide_columns": "matrix matrix scale rows rows columns rows columns columns",
     "sinkhorn_large_wide_gradient":
-        "matrix matrix scale rows rows rows rows columns rows base_f base_g left right rows matrix",
+        "matrix matrix scale rows rows columns rows rows base_f base_f base_g left right rows matrix",
 }  # fmt: skip
 """What each kernel takes, by the names of `_shapes`; the last one is written, and what follows of a kernel of
 rows are parts."""
 NUMBERS: dict[str, tuple[Any, ...]] = {
-    "sinkhorn_large_columns": (False,), "sinkhorn_large_columns_of_logs": (True,),
-    "sinkhorn_large_gather": (-1.0,), "sinkhorn_large_eps_columns": (True,),
+    "sinkhorn_large_gather": (True,), "sinkhorn_large_eps_columns": (True,),
     "sinkhorn_large_gradient": (False,), "sinkhorn_large_wide_gradient": (False,),
     "sinkhorn_large_wide_rows": (False, False), "sinkhorn_large_wide_columns": (False, False),
 }  # fmt: skip

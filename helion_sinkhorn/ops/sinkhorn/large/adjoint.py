@@ -1,7 +1,8 @@
 """The Helion kernel bodies of large matrices, backward: one read of the matrix for an iteration.
 
 The sums of the gradient's lines pass from an iteration to the one before it (docs/dev/math.md); the gradient
-itself is made once, by sinkhorn_large_gradient.  Programs, parts, base and s are those of `kernels`.
+itself is made once, by sinkhorn_large_gradient.  Programs, parts, base, rest and s are those of `kernels`;
+what columns take back, s_j = rest_j times a sum over c, is of P without rest.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ def inverse(r):
     return torch.where(r == -float("inf"), 0.0, exp(-r))
 
 
-def upstream_part(z, f, g, dy, linear, m):
-    """P dY of rows of m entries, of linear f and g less what eps adds to P."""
+def upstream_part(f, g, rest, dy, linear):
+    """P dY over what the terms of its segment are relative to, of linear f and g less what eps adds to P."""
     if linear:
-        return exp(z, m) * (f.unsqueeze(2) * g.unsqueeze(1) * dy)
-    return exp(z + g.unsqueeze(1) + f.unsqueeze(2), m) * dy
+        return f.unsqueeze(2) * g.unsqueeze(1) * dy
+    return rest.unsqueeze(1) * dy
 
 
 def of_segment(z, f, g, linear, m):
@@ -50,23 +51,25 @@ def sinkhorn_large_sums(
     base: torch.Tensor,
     f: torch.Tensor,
     g: torch.Tensor,
+    rest: torch.Tensor,
     s: torch.Tensor,
     part: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """part (B, K, m): the columns' sums of P * (dY - s_j) over blocks of rows."""
+    """part (B, K, m): the columns' sums of P * (dY - s_j / rest_j) over blocks of rows."""
     n, m, rows = facts
     batch = x.size(0)
     hl.specialize((x.size(2), x.stride(), dy.stride(), base.stride(), f.stride(), g.stride(), s.stride()))
-    hl.specialize(part.stride())
+    hl.specialize((rest.stride(), part.stride()))
     for i, block in hl.tile([batch, n], block_size=[1, rows]):
         total = hl.zeros([i, m], dtype=torch.float32)
         factor = hl.load(scale, [0])
         gs = g[i, :]
+        weight = rest[i, :]
         left_out = s[i, :]
         for t in hl.tile(block.begin, block.end):
             z = above_base(x[i, t, :], factor, base[i, t]) + gs[:, None, :] + f[i, t][:, :, None]
-            d = exp(z) * (dy[i, t, :].to(torch.float32) - left_out[:, None, :])
+            d = exp(z) * (dy[i, t, :].to(torch.float32) * weight[:, None, :] - left_out[:, None, :])
             total = total + torch.where((t.index < n)[None, :, None], d, 0.0).sum(1)
         part[i, block.id, :] = total
 
@@ -81,28 +84,30 @@ def sinkhorn_large_turn(
     f: torch.Tensor,
     g: torch.Tensor,
     before: torch.Tensor,
+    rest: torch.Tensor,
     s: torch.Tensor,
     row: torch.Tensor,
     part: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """row (B, n): df + the rows' sums of P * (dY - s_j), over r; part (B, K, m): the columns' sums of P'
-    row over blocks of rows."""
+    """row (B, n): df + the rows' sums of P * (dY - s_j / rest_j), over r; part (B, K, m): the columns' sums
+    of P' row over blocks of rows, but for rest."""
     n, m, rows = facts
     batch = x.size(0)
     hl.specialize((x.size(2), x.stride(), dy.stride(), log_r.stride(), df.stride(), f.stride(), g.stride()))
-    hl.specialize((base.stride(), before.stride(), s.stride(), row.stride(), part.stride()))
+    hl.specialize((base.stride(), before.stride(), rest.stride(), s.stride(), row.stride(), part.stride()))
     for i, block in hl.tile([batch, n], block_size=[1, rows]):
         total = hl.zeros([i, m], dtype=torch.float32)
         factor = hl.load(scale, [0])
         gs = g[i, :]
         earlier = before[i, :]
+        weight = rest[i, :]
         left_out = s[i, :]
         for t in hl.tile(block.begin, block.end):
             z = above_base(x[i, t, :], factor, base[i, t])
             of_row = within(f[i, t], t.index, n, rows)
             p = exp(z + gs[:, None, :] + of_row[:, :, None], m)
-            d = p * (dy[i, t, :].to(torch.float32) - left_out[:, None, :])
+            d = p * (dy[i, t, :].to(torch.float32) * weight[:, None, :] - left_out[:, None, :])
             found = (d.sum(2) + df[i, t]) * inverse(log_r[i, t])
             row[i, t] = found
             p_before = exp(z + earlier[:, None, :] + of_row[:, :, None], m)
@@ -150,18 +155,23 @@ def sinkhorn_large_gather(
     part: torch.Tensor,
     own: torch.Tensor,
     log_c: torch.Tensor,
+    rest: torch.Tensor,
     out: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """out (B, m): sign times the sum of the parts, plus own, over c."""
-    count, m, sign = facts
+    """out (B, m): rest times (the sum of the parts, plus own), over c; earlier: less the parts of P' times
+    rest, in place of that sum.
+    """
+    count, m, earlier = facts
     batch = part.size(0)
-    hl.specialize((part.stride(), own.stride(), log_c.stride(), out.stride()))
+    hl.specialize((part.stride(), own.stride(), log_c.stride(), rest.stride(), out.stride()))
     for i, j in hl.tile([batch, m]):
         total = hl.zeros([i, j], dtype=torch.float32)
         for k in hl.tile(count):
             total = total + part[i, k, j].sum(1)
-        out[i, j] = (total * sign + own[i, j]) * inverse(log_c[i, j])
+        left = rest[i, j]
+        found = -total * left if earlier else total + own[i, j]
+        out[i, j] = found * inverse(log_c[i, j]) * left
 
 
 def sinkhorn_large_gradient(
@@ -169,11 +179,11 @@ def sinkhorn_large_gradient(
     dy: torch.Tensor,
     scale: torch.Tensor,
     log_r: torch.Tensor,
-    base: torch.Tensor,
     df: torch.Tensor,
-    f: torch.Tensor,
-    g: torch.Tensor,
+    rest: torch.Tensor,
+    first: torch.Tensor,
     first_f: torch.Tensor,
+    bases: torch.Tensor,
     base_f: torch.Tensor,
     base_g: torch.Tensor,
     left: torch.Tensor,
@@ -184,27 +194,36 @@ def sinkhorn_large_gradient(
 ):
     """dx (B, n, m): P * dY less the terms of all iterations, and less the sums of its rows, twice.
 
-    left (B, S, L, n) and right (B, S, L, m) are terms relative to base_f (B, S, n) and base_g (B, S, m); of
-    the first iteration's rows, of first_f, only the sums that are really there are taken back: row (B, n) has
-    them, over r.
+    left (B, S, L, n) and right (B, S, L, m) are terms relative to base_f (B, S, n) above `bases` and to
+    base_g (B, S, m), the first ones of a segment to P itself; of the first iteration's rows, of first_f above
+    `first`, only the sums that are really there are taken back: row (B, n) has them, over r.
 
-    linear: f and g are u and v of the deepseek form, first_f is u_0, and the terms have no base.
+    linear: base_f and base_g are u and v of the deepseek form, first_f is u_0, there is one base, and the
+    terms are relative to nothing.
     """
     n, m, segments, terms, linear = facts
     batch = x.size(0)
-    hl.specialize((x.size(2), x.stride(), dy.stride(), log_r.stride(), df.stride(), f.stride(), g.stride()))
-    hl.specialize((base.stride(), base_f.stride(), base_g.stride(), left.stride(), right.stride()))
-    hl.specialize((first_f.stride(), row.stride(), dx.stride()))
+    hl.specialize((x.size(2), x.stride(), dy.stride(), log_r.stride(), df.stride(), rest.stride()))
+    hl.specialize((first.stride(), first_f.stride(), bases.stride(), base_f.stride(), base_g.stride()))
+    hl.specialize((left.stride(), right.stride(), row.stride(), dx.stride()))
     for i, t in hl.tile([batch, n], block_size=[1, None]):
         s = hl.load(scale, [0])
-        z = above_base(x[i, t, :], s, base[i, t])
-        d = upstream_part(z, f[i, t], g[i, :], dy[i, t, :].to(torch.float32), linear, m)
-        for k in hl.grid(segments):
+        logits = x[i, t, :]
+        z = above_base(logits, s, bases[i, 0, t])
+        f, g = base_f[i, 0, t], base_g[i, 0, :]
+        inside = upstream_part(f, g, rest[i, :], dy[i, t, :].to(torch.float32), linear)
+        # P's own terms first: near a permutation they leave a far smaller number
+        for term in hl.static_range(terms):
+            inside = inside - left[i, 0, term, t][:, :, None] * right[i, 0, term, :][:, None, :]
+        d = of_segment(z, f, g, linear, m) * inside
+        for k in hl.grid(1, segments):
             total = hl.zeros([i, t, m], dtype=torch.float32)
             for term in hl.static_range(terms):
                 total = total + left[i, k, term, t][:, :, None] * right[i, k, term, :][:, None, :]
-            d = d - of_segment(z, base_f[i, k, t], base_g[i, k, :], linear, m) * total
-        p = of_first(z, first_f[i, t], linear, m)
+            now = z if linear else above_base(logits, s, bases[i, k, t])
+            d = d - of_segment(now, base_f[i, k, t], base_g[i, k, :], linear, m) * total
+        began = z if linear else above_base(logits, s, first[i, t])
+        p = of_first(began, first_f[i, t], linear, m)
         inv_r, own = inverse(log_r[i, t]), df[i, t]
         taken = (d.sum(2) + own) * inv_r
         d = d - p * taken[:, :, None]

@@ -54,6 +54,11 @@ def columns_facts(chosen: Chosen, call: LargeCall, *values: Any) -> tuple[Any, .
     return *numbers, count, call.m, of
 
 
+def parts_facts(chosen: Chosen, call: LargeCall, count: int) -> tuple[int, int]:
+    """The same of the bodies that make g of so many parts."""
+    return count, call.m
+
+
 def sizes(chosen: Chosen, call: LargeCall, *values: Any) -> tuple[Any, ...]:
     """The same of the others."""
     return call.n, call.m, *values
@@ -72,16 +77,15 @@ def eps_sizes(chosen: Chosen, call: LargeCall, eps: float) -> tuple[Any, ...]:
 eps_rows, eps_columns, eps_whole = (inverting(f) for f in (rows_facts, columns_facts, eps_sizes))
 KERNELS = {
     name: Kernel(
-        name, f"{ROOM}.{body}:{name.removesuffix('_of_logs')}", LargeCall, default, space, facts,
-        numbers=numbers,
+        name, f"{ROOM}.{body}:{name}", LargeCall, default, space, facts, numbers=numbers,
     )
     for name, body, default, space, facts, numbers in (
         ("sinkhorn_large_first", "kernels", rows_default, once(rows_default), rows_facts, 0),
         ("sinkhorn_large_step", "kernels", rows_default, rows_space, rows_facts, 0),
-        ("sinkhorn_large_columns", "kernels", columns_default, columns_space, columns_facts, 0),
+        ("sinkhorn_large_columns", "kernels", columns_default, columns_space, parts_facts, 0),
         (
-            "sinkhorn_large_columns_of_logs", "kernels", of_logs_default, once(of_logs_default),
-            columns_facts, 0,
+            "sinkhorn_large_columns_of_logs", "kernels", of_logs_default, once(of_logs_default), parts_facts,
+            0,
         ),
         ("sinkhorn_large_write", "kernels", write_default, once(write_default), sizes, 0),
         ("sinkhorn_large_sums", "adjoint", rows_default, once(rows_default), rows_facts, 0),
@@ -159,17 +163,25 @@ class State(NamedTuple):
     """(1,): 1 / temperature."""
     log_r: torch.Tensor
     log_c: torch.Tensor
-    base: torch.Tensor
+    bases: torch.Tensor
+    """(T, B, n), or of the deepseek form (1, B, n)."""
     fs: torch.Tensor
     """(T, B, n): f, or u of the deepseek form, of all iterations, or of the first one and two in turn."""
     gs: torch.Tensor
     """(T, B, m): g, or v."""
+    rests: torch.Tensor
+    """(T, B, m): the factors that rounding leaves of e^g; of the deepseek form nothing."""
     eps: float
+
+    @property
+    def base(self) -> torch.Tensor:
+        """That of the first iteration, and in the deepseek form of all."""
+        return self.bases[0]
 
     def of(self, part: slice) -> State:
         """The same of some of the matrices."""
-        vectors = self.log_r[part], self.log_c[part], self.base[part], self.fs[:, part], self.gs[:, part]
-        return State(self.scale, *vectors, self.eps)
+        stacks = (t[:, part] for t in (self.bases, self.fs, self.gs, self.rests))
+        return State(self.scale, self.log_r[part], self.log_c[part], *stacks, self.eps)
 
 
 def place(t: int, count: int) -> int:

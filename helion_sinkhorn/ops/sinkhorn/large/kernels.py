@@ -2,8 +2,9 @@
 
 A program has all columns of some rows, a few of them at a time, and so the sums of these rows; it adds up
 what they are to the columns, a part of each column's sum.  A small launch adds the parts in one order.
-P_ij = exp((s x_ij - base_i) + f_i + g_j) with s = 1 / temperature and base_i the largest of a row: what it
-leaves of the entries that count is small and exact, and so f is, however large the logits.
+P_ij = exp((s x_ij - base_i) + g_j + f_i) rest_j with s = 1 / temperature.  base_i is the largest of a row,
+less what f has grown to since, and whole: f is small, and so is what base and g leave of the entries that
+count, and exact.  g may be thousands, and rest is the factor that its rounding leaves (docs/dev/math.md).
 """
 
 from __future__ import annotations
@@ -44,70 +45,101 @@ def divided(r, total):
     return torch.where(r == -float("inf"), r, r - log(total))
 
 
+def whole(x):
+    """The nearest whole number, by additions, which keep subnormals; one near above 2^22."""
+    return (x + 12582912.0) - 12582912.0
+
+
+def moved(base, f):
+    """base less the whole part of f, which leaves f near zero; without mass f is -inf, and base stays.
+
+    Of whole numbers s x - base is rounded little, and to the same side in each iteration.
+    """
+    return base - torch.where(f == -float("inf"), 0.0, whole(f))
+
+
+def rounded(a, b):
+    """(a + b, e^x of the x that rounding leaves of it), -inf and 1 where it is -inf."""
+    total = a + b
+    left = torch.where(a.abs() >= b.abs(), (a - total) + b, (b - total) + a)
+    return total, torch.where(total == -float("inf"), 1.0, exp(left))
+
+
 def sinkhorn_large_first(
     x: torch.Tensor,
     scale: torch.Tensor,
     log_r: torch.Tensor,
     base: torch.Tensor,
     f: torch.Tensor,
+    largest: torch.Tensor,
     part: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """base and f (B, n) of rows x (B, n, m) without g, and part (B, K, m), logarithms of the columns' sums
-    over blocks of `rows` rows.
+    """base and f (B, n) of rows x (B, n, m) without g, and part (B, K, m), the columns' sums over blocks of
+    `rows` rows relative to their largest terms, whose logarithms are `largest` (B, K, m).
 
-    A sum is taken relative to its largest term: a column may lose in every row.
+    A column may lose in every row.
     """
     n, m, rows = facts
     batch = x.size(0)
     hl.specialize((x.size(2), x.stride(), log_r.stride(), base.stride(), f.stride(), part.stride()))
+    hl.specialize(largest.stride())
     for i, block in hl.tile([batch, n], block_size=[1, rows]):
         most = hl.full([i, m], -float("inf"), dtype=torch.float32)
         total = hl.zeros([i, m], dtype=torch.float32)
         s = hl.load(scale, [0])
         for t in hl.tile(block.begin, block.end):
-            z = x[i, t, :].to(torch.float32) * s
-            top = finite(z.amax(2))
+            logits = x[i, t, :]
+            top = whole(finite((logits.to(torch.float32) * s).amax(2)))
             base[i, t] = top
-            z = z - top.unsqueeze(2)
+            z = above_base(logits, s, top)
             of_row = divided(log_r[i, t], exp(z).sum(2))
             f[i, t] = of_row
-            inside = (t.index < n)[None, :, None]
-            w = torch.where(inside, z + of_row.unsqueeze(2), -float("inf"))
-            now = torch.maximum(most, w.amax(1))
+            z = torch.where((t.index < n)[None, :, None], z, -float("inf"))
+            now = torch.maximum(most, (z + of_row.unsqueeze(2)).amax(1))
             shift = finite(now)
-            total = total * exp(most - shift) + exp(w - shift.unsqueeze(1)).sum(1)
+            # both are thousands, f is not: as it will be with g in place of the largest
+            w = (z - shift.unsqueeze(1)) + of_row.unsqueeze(2)
+            total = total * exp(most - shift) + exp(w).sum(1)
             most = now
-        part[i, block.id, :] = finite(most) + log(total)
+        largest[i, block.id, :] = finite(most)
+        part[i, block.id, :] = total
 
 
 def sinkhorn_large_step(
     x: torch.Tensor,
     scale: torch.Tensor,
     log_r: torch.Tensor,
-    base: torch.Tensor,
+    base_before: torch.Tensor,
+    f_before: torch.Tensor,
     g: torch.Tensor,
+    rest: torch.Tensor,
+    base: torch.Tensor,
     f: torch.Tensor,
     part: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """f (B, n) from g (B, m), and part (B, K, m), the columns' sums of P' over blocks of rows.
+    """base and f (B, n) from those before, g and rest (B, m), and part (B, K, m), the columns' sums of P'
+    over blocks of rows, but for the factor rest.
 
     A row has the share that its rounded f gives it, which a gradient will compute again.
     """
     n, m, rows = facts
     batch = x.size(0)
     hl.specialize((x.size(2), x.stride(), log_r.stride(), base.stride(), g.stride(), f.stride()))
-    hl.specialize(part.stride())
+    hl.specialize((base_before.stride(), f_before.stride(), rest.stride(), part.stride()))
     for i, block in hl.tile([batch, n], block_size=[1, rows]):
         total = hl.zeros([i, m], dtype=torch.float32)
         s = hl.load(scale, [0])
         gs = g[i, :]
+        weight = rest[i, :]
         for t in hl.tile(block.begin, block.end):
-            z = above_base(x[i, t, :], s, base[i, t]) + gs[:, None, :]
+            now = moved(base_before[i, t], f_before[i, t])
+            base[i, t] = now
+            z = above_base(x[i, t, :], s, now) + gs[:, None, :]
             top = finite(z.amax(2))
-            e = exp(z - top.unsqueeze(2))
-            of_row = divided(log_r[i, t], e.sum(2)) - top
+            e = exp(z - top.unsqueeze(2), m)
+            of_row = divided(log_r[i, t], (e * weight[:, None, :]).sum(2)) - top
             f[i, t] = of_row
             share = torch.where((t.index < n)[None, :], exp(of_row + top), 0.0)
             total = total + (e * share.unsqueeze(2)).sum(1)
@@ -115,28 +147,50 @@ def sinkhorn_large_step(
 
 
 def sinkhorn_large_columns(
-    part: torch.Tensor, g: torch.Tensor, log_c: torch.Tensor, out: torch.Tensor, facts: hl.constexpr
+    part: torch.Tensor,
+    g: torch.Tensor,
+    log_c: torch.Tensor,
+    out: torch.Tensor,
+    rest: torch.Tensor,
+    facts: hl.constexpr,
 ):
-    """out (B, m): g + log c - log of the sum of the parts; of_logs: the parts are logarithms, without g."""
-    count, m, of_logs = facts
+    """out (B, m), g + log c - log of the sum of the parts, and rest (B, m), the factor its rounding leaves.
+
+    The parts know of no rest of g, and so g needs none.
+    """
+    count, m = facts
     batch = part.size(0)
-    hl.specialize((part.stride(), g.stride(), log_c.stride(), out.stride()))
+    hl.specialize((part.stride(), g.stride(), log_c.stride(), out.stride(), rest.stride()))
     for i, j in hl.tile([batch, m]):
-        c = log_c[i, j]
         total = hl.zeros([i, j], dtype=torch.float32)
-        if of_logs:
-            most = hl.full([i, j], -float("inf"), dtype=torch.float32)
-            for k in hl.tile(count):
-                most = torch.maximum(most, part[i, k, j].amax(1))
-            shift = finite(most)
-            for k in hl.tile(count):
-                total = total + exp(part[i, k, j] - shift.unsqueeze(1)).sum(1)
-            found = divided(c, total) - shift
-        else:
-            for k in hl.tile(count):
-                total = total + part[i, k, j].sum(1)
-            found = g[i, j] + divided(c, total)
-        out[i, j] = found
+        for k in hl.tile(count):
+            total = total + part[i, k, j].sum(1)
+        out[i, j], rest[i, j] = rounded(g[i, j], divided(log_c[i, j], total))
+
+
+def sinkhorn_large_columns_of_logs(
+    largest: torch.Tensor,
+    part: torch.Tensor,
+    log_c: torch.Tensor,
+    out: torch.Tensor,
+    rest: torch.Tensor,
+    facts: hl.constexpr,
+):
+    """The same without g, from parts relative to the terms whose logarithms are `largest`."""
+    count, m = facts
+    batch = part.size(0)
+    hl.specialize((largest.stride(), part.stride(), log_c.stride(), out.stride(), rest.stride()))
+    for i, j in hl.tile([batch, m]):
+        total = hl.zeros([i, j], dtype=torch.float32)
+        most = hl.full([i, j], -float("inf"), dtype=torch.float32)
+        for k in hl.tile(count):
+            most = torch.maximum(most, largest[i, k, j].amax(1))
+        shift = finite(most)
+        for k in hl.tile(count):
+            # none is above 0, but what is in the padding
+            above = (largest[i, k, j] - shift.unsqueeze(1)).clamp(max=0.0)
+            total = total + (part[i, k, j] * exp(above)).sum(1)
+        out[i, j], rest[i, j] = rounded(-shift, divided(log_c[i, j], total))
 
 
 def sinkhorn_large_write(
@@ -145,13 +199,15 @@ def sinkhorn_large_write(
     base: torch.Tensor,
     f: torch.Tensor,
     g: torch.Tensor,
+    rest: torch.Tensor,
     p: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """p (B, n, m) = P of f (B, n) and g (B, m)."""
+    """p (B, n, m) = P of base and f (B, n), g and rest (B, m)."""
     n, m = facts
     batch = x.size(0)
-    hl.specialize((x.stride(), base.stride(), f.stride(), g.stride(), p.stride()))
+    hl.specialize((x.stride(), base.stride(), f.stride(), g.stride(), rest.stride(), p.stride()))
     for i, t, j in hl.tile([batch, n, m], block_size=[1, None, None]):
         z = above_base(x[i, t, j], hl.load(scale, [0]), base[i, t])
-        p[i, t, j] = exp(z + g[i, j][:, None, :] + f[i, t][:, :, None]).to(p.dtype)
+        z = z + g[i, j][:, None, :] + f[i, t][:, :, None]
+        p[i, t, j] = (exp(z) * rest[i, j][:, None, :]).to(p.dtype)

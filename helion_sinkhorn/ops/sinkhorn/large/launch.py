@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from helion_sinkhorn.ops.sinkhorn.large.sides import (
     empty_gradients,
     empty_results,
     kept_entries,
+    kept_vectors,
     lead_first,
     of_order_one,
 )
@@ -75,8 +77,8 @@ def forward(
     out_dtype: torch.dtype,
     choices: Choices = NO_CHOICES,
 ) -> tuple[torch.Tensor, ...]:
-    """P, f, g, and of every iteration f above base and g, or u and v with eps; the contract is
-    eager.forward's."""
+    """P, f, g, and of every iteration f above base, base, g and rest, or u and v with eps and one base; the
+    contract is eager.forward's."""
     results = empty_results(logits, n_iters, eps, keep, "helion", out_dtype)
     if not logits.numel():
         return results
@@ -86,11 +88,10 @@ def forward(
     batch, n, m = x.shape
     log_r, log_c, log_mass = marginals_of(x, *marginals)
     if not keep:
-        # the first vectors, two places, one to read and one to write, and one for base
-        vectors = (x.new_empty(min(3, n_iters) + 1, batch, padded(k), dtype=torch.float32) for k in (n, m))
-    fs, gs = (t[..., :k] for t, k in zip(vectors, (n, m), strict=True))
-    scale = x.new_full((1,), 1 / temperature, dtype=torch.float32)
-    of = State(scale, log_r, log_c, fs[-1], fs[:-1], gs[:-1], eps)
+        # the first vectors and two places, one to read and one to write
+        count = kept_vectors(min(3, n_iters), eps, "helion")
+        vectors = (x.new_empty(count, batch, padded(k), dtype=torch.float32) for k in (n, m))
+    of = state(vectors, n, m, temperature, log_r, log_c, eps)
     iterations = launches_of(eps, m).iterations
     for part in groups(x):
         iterations(Calls(x[part], choices), of.of(part), n_iters)
@@ -99,11 +100,23 @@ def forward(
     if eps:
         calls.launch("sinkhorn_large_eps_write", x, of.base, of.fs[0], f, g, p, values=(eps,))
         return results
-    f = times(f, log_mass)
-    calls.launch("sinkhorn_large_write", x, scale, of.base, f, g, p)
-    for into, t in zip(potentials, (f - of.base, g), strict=True):
+    f, base = times(f, log_mass), of.bases[last]
+    calls.launch("sinkhorn_large_write", x, of.scale, base, f, g, of.rests[last], p)
+    for into, t in zip(potentials, (f - base, g), strict=True):
         into.copy_(t)
     return results
+
+
+def state(
+    vectors: Iterable[torch.Tensor], n: int, m: int, temperature: float, log_r, log_c, eps: float
+) -> State:
+    """What iterations work with, of vectors of rows and of columns as they are kept."""
+    rows, columns = (t[..., :k] for t, k in zip(vectors, (n, m), strict=True))
+    count = len(rows) - 1 if eps else len(rows) // 2
+    scale = log_r.new_full((1,), 1 / temperature)
+    return State(
+        scale, log_r, log_c, rows[count:], rows[:count], columns[:count], columns[count:], eps
+    )  # fmt: skip
 
 
 def groups(x: torch.Tensor) -> list[slice]:
@@ -144,9 +157,7 @@ def backward(
     if dp is None:
         # gradients of potentials alone do not know the mass
         log_mass = None
-    fs, gs = (placed(t)[..., :k] for t, k in zip(vectors, (n, m), strict=True))
-    scale = x.new_full((1,), 1 / temperature, dtype=torch.float32)
-    of = State(scale, log_r, log_c, fs[-1], fs[:-1], gs[:-1], eps)
+    of = state(map(placed, vectors), n, m, temperature, log_r, log_c, eps)
     own_f, own_g = (
         x.new_zeros((batch, k), dtype=torch.float32) if t is None else placed(t.float())
         for t, k in zip(upstream, (n, m), strict=True)
@@ -166,7 +177,7 @@ def backward(
     # the gradient takes back what the first row step left when it is made
     rows[0].zero_()
     terms = of_products(of, rows, columns) if eps else low_rank(of, rows, columns)
-    base_f, *others = terms
+    bases, base_f, *others = terms
     if log_mass is not None:
         base_f = base_f + log_mass.unsqueeze(1)
     # the first row step by its own sums: its entries and r may have any factor
@@ -176,15 +187,15 @@ def backward(
     into = dx if scaled_by is None else torch.empty_like(dx, dtype=torch.float32)
     name = f"sinkhorn_large_{'wide_gradient' if m > LONGEST else 'gradient'}"
     Calls(x, choices).launch(
-        name, x, dy, scale, first_r, of.base, own_f, times(of.fs[-1], log_mass), of.gs[-1],
-        times(of.fs[0], factor), base_f, *others, rows[0], into,
+        name, x, dy, of.scale, first_r, own_f, of.rests[-1], of.base, times(of.fs[0], factor), bases, base_f,
+        *others, rows[0], into,
         values=(*others[-1].shape[1:3], eps > 0),
     )  # fmt: skip
     if scaled_by is not None:
         torch.mul(into, scaled_by, out=dx)
     if of_marginals:
         of_r, of_c = of_marginals
-        torch.mul(columns.sum(0), times(log_c, log_mass).exp(), out=of_c)
+        torch.mul((columns / of.rests).sum(0), times(log_c, log_mass).exp(), out=of_c)
         torch.mul(rows[1:].sum(0), times(log_r, log_mass).exp(), out=of_r)
         of_r.addcmul_(rows[0], first_r.exp())
     return gradients
@@ -211,31 +222,35 @@ def stacked(
 
 
 def low_rank(of: State, rows: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """(base_f, base_g, left, right) of sinkhorn_large_gradient: what iterations take back, in segments.
+    """(bases, base_f, base_g, left, right) of sinkhorn_large_gradient: what iterations take back in segments.
 
     The terms of iteration t are P_t diag(columns_t) and diag(rows_t) P'_t, whose factors are relative to the
     last one of their segment.  The columns of the last iteration come first; rows of the first one are left.
     """
     fs, gs = of.fs, of.gs
     t, there = segments(of, segment_of(fs.size(-1), gs.size(-1)))
-    base_f, base_g = fs[t[:, 0]], gs[t[:, 0]]
+    bases, base_f, base_g = (k[t[:, 0]] for k in (of.bases, fs, gs))
 
-    def relative(now: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-        u = (now - base.unsqueeze(1)).exp_()
+    def relative(now: torch.Tensor, base: torch.Tensor, less: torch.Tensor | None = None) -> torch.Tensor:
+        u = now - base.unsqueeze(1)
+        u = (u if less is None else u - less).exp_()
         return u.masked_fill_((base == -torch.inf).unsqueeze(1), 0.0)
 
-    u, v = relative(fs[t], base_f), relative(gs[t], base_g)
-    v_before = relative(gs[(t - 1).clamp(min=0)], base_g)
-    bases = [k.movedim(-2, 0).contiguous() for k in (base_f, base_g)]
-    return *bases, *stacked((u * there, u * rows[t] * there), (v * columns[t], v_before))
+    u, v = relative(fs[t], base_f, of.bases[t] - bases.unsqueeze(1)), relative(gs[t], base_g)
+    before = (t - 1).clamp(min=0)
+    v_before = relative(gs[before], base_g) * of.rests[before]
+    relative_to = [k.movedim(-2, 0).contiguous() for k in (bases, base_f, base_g)]
+    return *relative_to, *stacked((u * there, u * rows[t] * there), (v * columns[t], v_before))
 
 
 def of_products(of: State, rows: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The same of the deepseek form, whose terms u_t columns_t' and -rows_t v_(t-1)' are relative to none."""
+    """The same of the deepseek form, whose terms u_t columns_t' and -rows_t v_(t-1)' are relative to none: of
+    every segment base, and the last u and v."""
     t, there = segments(of, MOST_TOGETHER)
     before = of.gs[(t - 1).clamp(min=0)]
     left, right = stacked((of.fs[t] * there, rows[t].neg() * there), (columns[t], before))
-    return left[:, :, 0], right[:, :, 0], left, right
+    ends = (k.unsqueeze(1).expand(-1, len(t), -1) for k in (of.base, of.fs[-1], of.gs[-1]))
+    return *ends, left, right
 
 
 def describe(x: torch.Tensor, first: str, eps: float) -> tuple[str, str, str]:

@@ -10,61 +10,76 @@ from helion_sinkhorn.runtime.launch import Tensors
 
 
 def iterations(calls: Calls, of: State, n_iters: int) -> None:
-    """base, and f and g of every iteration."""
+    """base, f, g and rest of every iteration."""
     x, fs, gs, count = calls.x, of.fs, of.gs, len(of.fs)
-    part = calls.rows("sinkhorn_large_first", x, of.scale, of.log_r, of.base, fs[0])
-    # the first one has no g before it
-    given = part, gs[0], of.log_c, gs[0]
-    calls.launch("sinkhorn_large_columns_of_logs", *given, values=(part.size(1), True))
+    largest = torch.empty_like(calls.part("sinkhorn_large_first"))
+    part = calls.rows("sinkhorn_large_first", x, of.scale, of.log_r, of.base, fs[0], largest)
+    given = largest, part, of.log_c, gs[0], of.rests[0]
+    calls.launch("sinkhorn_large_columns_of_logs", *given, values=(part.size(1),))
     if n_iters == 1:
         return
     part = calls.part("sinkhorn_large_step")
     step = calls.sequence(
-        "sinkhorn_large_step", x, of.scale, of.log_r, of.base, Stack(gs), Stack(fs), part
+        "sinkhorn_large_step", x, of.scale, of.log_r, Stack(of.bases), Stack(fs), Stack(gs),
+        Stack(of.rests), Stack(of.bases), Stack(fs), part,
     )  # fmt: skip
     columns = calls.sequence(
-        "sinkhorn_large_columns", part, Stack(gs), of.log_c, Stack(gs), values=(part.size(1), False)
+        "sinkhorn_large_columns",
+        part,
+        Stack(gs),
+        of.log_c,
+        Stack(gs),
+        Stack(of.rests),
+        values=(part.size(1),),
     )
     for t in range(1, n_iters):
         before, now = place(t - 1, count), place(t, count)
-        step(before, now)
-        columns(before, now)
+        step(before, before, before, before, now, now)
+        columns(before, now, now)
 
 
 def taken_back(
     calls: Calls, of: State, dy: torch.Tensor, own: Tensors, rows: torch.Tensor, columns: torch.Tensor
 ) -> None:
-    """What each iteration takes back, over r and c: rows (T, B, n), but the first, and columns (T, B, m)."""
+    """What each iteration takes back, over r and c: rows (T, B, n), but the first, and columns (T, B, m),
+    times rest."""
     x, (own_f, own_g), fs, gs, last = calls.x, own, of.fs, of.gs, len(of.fs) - 1
     m = columns.size(-1)
     nothing, again = (calls.empty(len(x), kept_entries(m, "helion"))[:, :m] for _ in range(2))
     nothing.zero_()
 
-    def gather(part: torch.Tensor, own: torch.Tensor, out: torch.Tensor, sign: float) -> None:
-        calls.launch("sinkhorn_large_gather", part, own, of.log_c, out, values=(part.size(1), sign))
+    def gather(part: torch.Tensor, t: int, out: torch.Tensor, earlier: bool) -> None:
+        given = part, own_g, of.log_c, of.rests[t], out
+        calls.launch("sinkhorn_large_gather", *given, values=(part.size(1), earlier))
 
-    given = x, dy, of.scale, of.base, fs[last], gs[last]
+    given = x, dy, of.scale, of.bases[last], fs[last], gs[last], of.rests[last]
     # the first sums are the largest there are, and so is what rounding leaves of them: twice
-    gather(calls.rows("sinkhorn_large_sums", *given, nothing), own_g, columns[last], 1.0)
-    gather(calls.rows("sinkhorn_large_sums", *given, columns[last]), own_g, again, 1.0)
+    gather(calls.rows("sinkhorn_large_sums", *given, nothing), last, columns[last], False)
+    gather(calls.rows("sinkhorn_large_sums", *given, columns[last]), last, again, False)
     columns[last].add_(again)
     if not last:
         return
     part = calls.rows(
-        "sinkhorn_large_turn", x, dy, of.scale, of.log_r, of.base, own_f, fs[last], gs[last], gs[last - 1],
-        columns[last], rows[last],
+        "sinkhorn_large_turn", x, dy, of.scale, of.log_r, of.bases[last], own_f, fs[last], gs[last],
+        gs[last - 1], of.rests[last], columns[last], rows[last],
     )  # fmt: skip
-    gather(part, nothing, columns[last - 1], -1.0)
+    gather(part, last - 1, columns[last - 1], True)
     if last == 1:
         return
     part = calls.part("sinkhorn_large_back")
     back = calls.sequence(
-        "sinkhorn_large_back", x, of.scale, of.log_r, of.base, Stack(fs), Stack(gs), Stack(gs),
+        "sinkhorn_large_back", x, of.scale, of.log_r, Stack(of.bases), Stack(fs), Stack(gs), Stack(gs),
         Stack(columns), Stack(rows), part,
     )  # fmt: skip
     taken = calls.sequence(
-        "sinkhorn_large_gather", part, nothing, of.log_c, Stack(columns), values=(part.size(1), -1.0)
+        "sinkhorn_large_gather",
+        part,
+        own_g,
+        of.log_c,
+        Stack(of.rests),
+        Stack(columns),
+        values=(part.size(1), True),
     )
     for t in range(last - 1, 0, -1):
-        back(t, t, t - 1, t, t)
-        taken(t - 1)
+        back(t, t, t, t - 1, t, t)
+        taken(t - 1, t - 1)

@@ -22,9 +22,10 @@ def kept_entries(k: int, implementation: str) -> int:
     return k if implementation == "pytorch" else -(-k // VECTOR) * VECTOR
 
 
-def kept_vectors(n_iters: int, implementation: str) -> int:
-    """How many vectors are kept of a side: the kernels have one more of rows, what they are relative to."""
-    return n_iters if implementation == "pytorch" else n_iters + 1
+def kept_vectors(n_iters: int, eps: float, implementation: str) -> int:
+    """How many vectors are kept of a side: kernels keep what those of rows are relative to, one with eps and
+    one an iteration without, and as many of columns."""
+    return n_iters + (0 if implementation == "pytorch" else 1 if eps else n_iters)
 
 
 def empty_results(
@@ -33,7 +34,7 @@ def empty_results(
     """Room for P, f, g, and the vectors of rows and of columns that a gradient needs."""
     *lead, n, m = logits.shape
     new = functools.partial(logits.new_empty, dtype=computing(logits.dtype))
-    kept = kept_vectors(n_iters, implementation) if keep else 0
+    kept = kept_vectors(n_iters, eps, implementation) if keep else 0
     return (
         torch.empty(logits.shape, dtype=out_dtype, device=logits.device),
         *[new(*lead, 0 if eps else k) for k in (n, m)],

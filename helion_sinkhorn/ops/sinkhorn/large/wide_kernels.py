@@ -3,7 +3,7 @@ iteration, a product with a vector of each side.
 
 A program of wide_rows has some rows and goes through all columns, one of wide_columns has some columns and
 goes through all rows: sums are complete, in one order.  base is that of `kernels`.  A_ij is
-exp(s x_ij - base_i + f_i + g_j), and of the deepseek form, which is linear, exp(x_ij - base_i) + f_i, where
+exp(s x_ij - base_i + g_j + f_i), and of the deepseek form, which is linear, exp(x_ij - base_i) + f_i, where
 f_i is eps / start_i of `eps_kernels`.
 """
 
@@ -13,14 +13,14 @@ import helion.language as hl
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.large.adjoint import inverse, of_first, of_segment, upstream_part
-from helion_sinkhorn.ops.sinkhorn.large.kernels import above_base, exp, finite, log
+from helion_sinkhorn.ops.sinkhorn.large.kernels import above_base, exp, finite, whole
 
 
 def known(z, f, g, linear):
     """A of s x - base."""
     if linear:
         return exp(z) + f.unsqueeze(2)
-    return exp(z + f.unsqueeze(2) + g.unsqueeze(1))
+    return exp(z + g.unsqueeze(1) + f.unsqueeze(2))
 
 
 def sinkhorn_large_wide_first(
@@ -41,7 +41,7 @@ def sinkhorn_large_wide_first(
             shift = finite(now)
             total = total * exp(most - shift) + exp(z - shift)
             most = now
-        top = finite(most.amax(2))
+        top = whole(finite(most.amax(2)))
         base[i, t] = top
         sums[i, t] = (total * exp(most - top.unsqueeze(2))).sum(2)
 
@@ -51,27 +51,31 @@ def sinkhorn_large_wide_logs(
     scale: torch.Tensor,
     base: torch.Tensor,
     f: torch.Tensor,
-    logs: torch.Tensor,
+    largest: torch.Tensor,
+    sums: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """logs (B, m): logarithms of the columns' sums of P', of f alone; a column may lose in every row."""
+    """sums (B, m): the columns' sums of P', of f alone, relative to their largest terms, whose logarithms are
+    `largest` (B, m); a column may lose in every row."""
     n, m = facts
     batch = x.size(0)
-    hl.specialize((x.stride(), base.stride(), f.stride(), logs.stride()))
+    hl.specialize((x.stride(), base.stride(), f.stride(), largest.stride(), sums.stride()))
     height = hl.register_block_size(n)
     for i, j in hl.tile([batch, m], block_size=[1, None]):
         s = hl.load(scale, [0])
         most = hl.full([i, height, j], -float("inf"), dtype=torch.float32)
         total = hl.zeros([i, height, j], dtype=torch.float32)
         for t in hl.tile(n, block_size=height):
-            z = above_base(x[i, t, j], s, base[i, t]) + f[i, t].unsqueeze(2)
+            of_row = f[i, t].unsqueeze(2)
+            z = above_base(x[i, t, j], s, base[i, t])
             z = torch.where((t.index < n)[None, :, None], z, -float("inf"))
-            now = torch.maximum(most, z)
+            now = torch.maximum(most, z + of_row)
             shift = finite(now)
-            total = total * exp(most - shift) + exp(z - shift)
+            total = total * exp(most - shift) + exp((z - shift) + of_row)
             most = now
         top = finite(most.amax(1))
-        logs[i, j] = top + log((total * exp(most - top.unsqueeze(1))).sum(1))
+        largest[i, j] = top
+        sums[i, j] = (total * exp(most - top.unsqueeze(1))).sum(1)
 
 
 def sinkhorn_large_wide_rows(
@@ -141,11 +145,11 @@ def sinkhorn_large_wide_gradient(
     dy: torch.Tensor,
     scale: torch.Tensor,
     log_r: torch.Tensor,
-    base: torch.Tensor,
     df: torch.Tensor,
-    f: torch.Tensor,
-    g: torch.Tensor,
+    rest: torch.Tensor,
+    first: torch.Tensor,
     first_f: torch.Tensor,
+    bases: torch.Tensor,
     base_f: torch.Tensor,
     base_g: torch.Tensor,
     left: torch.Tensor,
@@ -157,9 +161,9 @@ def sinkhorn_large_wide_gradient(
     """What sinkhorn_large_gradient computes, the rows read three times: two looks at their sums, and dx."""
     n, m, segments, terms, linear = facts
     batch = x.size(0)
-    hl.specialize((x.stride(), dy.stride(), log_r.stride(), df.stride(), f.stride(), g.stride()))
-    hl.specialize((base.stride(), base_f.stride(), base_g.stride(), left.stride(), right.stride()))
-    hl.specialize((first_f.stride(), row.stride(), dx.stride()))
+    hl.specialize((x.stride(), dy.stride(), log_r.stride(), df.stride(), rest.stride(), first.stride()))
+    hl.specialize((first_f.stride(), bases.stride(), base_f.stride(), base_g.stride(), left.stride()))
+    hl.specialize((right.stride(), row.stride(), dx.stride()))
     width = hl.register_block_size(m)
     for i, t in hl.tile([batch, n], block_size=[1, None]):
         s = hl.load(scale, [0])
@@ -168,14 +172,21 @@ def sinkhorn_large_wide_gradient(
         for look in hl.static_range(3):
             found = hl.zeros([i, t, width], dtype=torch.float32)
             for j in hl.tile(m, block_size=width):
-                z = above_base(x[i, t, j], s, base[i, t])
-                d = upstream_part(z, f[i, t], g[i, j], dy[i, t, j].to(torch.float32), linear, 1)
-                for k in hl.grid(segments):
+                logits = x[i, t, j]
+                z = above_base(logits, s, bases[i, 0, t])
+                f, g = base_f[i, 0, t], base_g[i, 0, j]
+                inside = upstream_part(f, g, rest[i, j], dy[i, t, j].to(torch.float32), linear)
+                for term in hl.static_range(terms):
+                    inside = inside - left[i, 0, term, t].unsqueeze(2) * right[i, 0, term, j].unsqueeze(1)
+                d = of_segment(z, f, g, linear, 1) * inside
+                for k in hl.grid(1, segments):
                     total = hl.zeros([i, t, width], dtype=torch.float32)
                     for term in hl.static_range(terms):
                         total = total + left[i, k, term, t].unsqueeze(2) * right[i, k, term, j].unsqueeze(1)
-                    d = d - of_segment(z, base_f[i, k, t], base_g[i, k, j], linear, 1) * total
-                d = d - of_first(z, first_f[i, t], linear, 1) * taken.unsqueeze(2)
+                    now = z if linear else above_base(logits, s, bases[i, k, t])
+                    d = d - of_segment(now, base_f[i, k, t], base_g[i, k, j], linear, 1) * total
+                began = z if linear else above_base(logits, s, first[i, t])
+                d = d - of_first(began, first_f[i, t], linear, 1) * taken.unsqueeze(2)
                 if look < 2:
                     found = found + torch.where((j.index < m)[None, None, :], d, 0.0)
                 else:

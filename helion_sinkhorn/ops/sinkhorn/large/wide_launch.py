@@ -24,12 +24,20 @@ def shared(total: torch.Tensor, log_r: torch.Tensor) -> torch.Tensor:
     return (total * log_r.neg().exp()).masked_fill_(log_r == -torch.inf, 0.0)
 
 
+def rounded(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `kernels.rounded` does."""
+    exact = a.double() + b
+    total = exact.float()
+    return total, (exact - total).float().masked_fill_(total == -torch.inf, 0.0).exp_()
+
+
 class Products:
     """Products of a known matrix with vectors: of exp(s x - base + f + g), or exp(x - base) + f."""
 
     def __init__(self, calls: Calls, of: State, dy: torch.Tensor | None = None) -> None:
         self._calls, self._of, self._x = calls, of, calls.x
         self._dy = calls.x if dy is None else dy
+        self.base = of.base
         self.linear = of.eps > 0
         self.ones_of_rows, self.ones = torch.ones_like(of.base), torch.ones_like(of.gs[0])
         self.f = of.eps / of.fs[0] if self.linear else of.fs[0]
@@ -44,16 +52,16 @@ class Products:
         return self._made("columns", u, self.ones if left_out is None else left_out, p, eps, left_out)
 
     def _made(self, side: str, vector, other, p, eps: float, left_out) -> torch.Tensor:
-        out = torch.empty_like(self._of.base if side == "rows" else self.ones)
+        out = torch.empty_like(self.base if side == "rows" else self.ones)
         self._calls.launch(
-            f"sinkhorn_large_wide_{side}", self._x, self._dy, self._of.scale, self._of.base, self.f, self.g,
+            f"sinkhorn_large_wide_{side}", self._x, self._dy, self._of.scale, self.base, self.f, self.g,
             vector, other, out, values=(left_out is not None, self.linear),
         )  # fmt: skip
         return out if p is None else out.add_(p, alpha=eps)
 
 
 def iterations(calls: Calls, of: State, n_iters: int) -> None:
-    """base, and f and g, or u and v, of every iteration."""
+    """base, f, g and rest, or u and v, of every iteration."""
     sums = calls.empty(*of.base.shape)
     calls.launch("sinkhorn_large_wide_first", calls.x, of.scale, of.base, sums)
     (_eps_iterations if of.eps else _log_iterations)(calls, of, sums, n_iters)
@@ -75,16 +83,20 @@ def _eps_iterations(calls: Calls, of: State, sums: torch.Tensor, n_iters: int) -
 def _log_iterations(calls: Calls, of: State, sums: torch.Tensor, n_iters: int) -> None:
     fs, gs, count = of.fs, of.gs, len(of.fs)
     fs[0] = divided(of.log_r, sums)
-    logs = calls.empty(*gs[0].shape)
-    calls.launch("sinkhorn_large_wide_logs", calls.x, of.scale, of.base, fs[0], logs)
-    gs[0] = torch.where(of.log_c == -torch.inf, of.log_c, of.log_c - logs)
+    largest, sums = (calls.empty(*gs[0].shape) for _ in range(2))
+    calls.launch("sinkhorn_large_wide_logs", calls.x, of.scale, of.base, fs[0], largest, sums)
+    gs[0], of.rests[0] = rounded(-largest, divided(of.log_c, sums))
     product = Products(calls, of)
     for t in range(1, n_iters):
-        now = place(t, count)
+        before, now = place(t - 1, count), place(t, count)
+        # as `kernels.moved`
+        whole = fs[before].round().masked_fill_(fs[before] == -torch.inf, 0.0)
+        product.base = of.bases[now] = of.bases[before] - whole
         # the potentials before: no sum is larger than its share, none is too small
-        fs[now] = product.f + divided(of.log_r, product.rows(product.ones))
+        product.f = fs[before] - whole
+        fs[now] = product.f + divided(of.log_r, product.rows(of.rests[before]))
         product.f = fs[now]
-        gs[now] = product.g + divided(of.log_c, product.columns(product.ones_of_rows))
+        gs[now], of.rests[now] = rounded(gs[before], divided(of.log_c, product.columns(product.ones_of_rows)))
         product.g = gs[now]
 
 
@@ -113,19 +125,19 @@ def _eps_taken_back(product: Products, of: State, own: Tensors, rows, columns) -
 
 def _log_taken_back(product: Products, of: State, own: Tensors, rows, columns) -> None:
     (own_f, own_g), fs, gs, last = own, of.fs, of.gs, len(of.fs) - 1
-    product.f, product.g = fs[last], gs[last]
-    left_out = torch.zeros_like(own_g)
+    product.base, product.f, product.g = of.bases[last], fs[last], gs[last]
+    rest, left_out = of.rests[last], torch.zeros_like(own_g)
     # the first sums are the largest there are, and so is what rounding leaves of them: twice
     for _ in range(2):
-        left = product.columns(product.ones_of_rows, own_g, 1.0, left_out)
+        left = torch.addcmul(own_g, rest, product.columns(product.ones_of_rows, left_out=left_out))
         left_out = left_out + shared(left, of.log_c)
-    columns[last] = left_out
+    columns[last] = left_out * rest
     for t in range(last, 0, -1):
-        product.f, product.g = fs[t], gs[t]
+        product.base, product.f, product.g = of.bases[t], fs[t], gs[t]
         if t == last:
-            found = product.rows(product.ones, own_f, 1.0, left_out)
+            found = product.rows(rest, own_f, 1.0, left_out)
         else:
             found = product.rows(columns[t]).neg_()
         rows[t] = shared(found, of.log_r)
         product.g = gs[t - 1]
-        columns[t - 1] = shared(product.columns(rows[t]).neg_(), of.log_c)
+        columns[t - 1] = shared(product.columns(rows[t]).neg_(), of.log_c) * of.rests[t - 1].square()
