@@ -22,4 +22,5 @@ def default(call: SiteCall, device: Device) -> tuple[Items, Items]:
 
 
 def space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
-    return ({"config": (default(call, device)[0],)},)
+    config, variant = default(call, device)
+    return ({"config": (config,), **{name: (value,) for name, value in variant}},)
