@@ -24,6 +24,8 @@ CASES = [
 ]  # fmt: skip
 """(batch, rows, columns, iterations, eps of the deepseek form or 0 for the log form)."""
 ROUNDS = 9
+ALONE = (), 0
+"""No ranks share the rows."""
 
 
 def timed(run: Callable[[], object], device: str) -> float:
@@ -59,9 +61,9 @@ def graphed(run: Callable[[], object]) -> Callable[[], object]:
 
 def kernel_parts(x: torch.Tensor, dy: torch.Tensor, n_iters: int, eps: float, how: str):
     """The forward that keeps what a gradient needs, and the backward, each by itself."""
-    given = x, None, None, n_iters, eps, "rows", 1.0, True, how, x.dtype
+    given = x, None, None, n_iters, eps, "rows", 1.0, True, how, x.dtype, *ALONE
     _, _, _, rows, columns = call(*given)
-    backward = dy, None, None, x, None, None, rows, columns, eps, "rows", 1.0, how
+    backward = dy, None, None, x, None, None, rows, columns, eps, "rows", 1.0, how, *ALONE
     return (lambda: call(*given)), (lambda: call_backward(*backward)), 4 * (rows.numel() + columns.numel())
 
 

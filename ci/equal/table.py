@@ -13,12 +13,13 @@ STEPS = 1 << 9
 WORKLOADS: dict[str, tuple[str, ...]] = {
     "sinkhorn": ("two_matrices", "other_eps", "mhc_one_iteration", "peaked_identity_8_one_iteration"),
     "implicit": ("implicit_two",),
-    "sinkhorn_large": ("large_one_iteration", "large_rows"),
+    # gradients of marginals are finished by PyTorch, in floats
+    "sinkhorn_large": ("large_one_iteration:P,dX", "large_rows:P,dX"),
     "linear_attention": (
         "attention_unused_end:o,end,dq,dk,dv,dg,dgk,dinitial_state",
         "attention_unused_end:chunked o,chunked end",
     ),
-    # dfn is added up by PyTorch
+    # and so is dfn
     "hc_mixes": ("mixes_narrow:mixes,dx",),
     "hc_post": ("hc_post_odd",),
     "hc_pre": ("hc_pre_odd",),

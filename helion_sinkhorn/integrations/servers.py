@@ -16,9 +16,9 @@ from helion_sinkhorn.runtime.checks import type_of
 LEAST_TOKENS = 1024
 """Calls of fewer tokens are left to the server where nothing else is said.
 
-No server's kernels were measured beside ours.  Up to 128 tokens a seam takes 15.8 to 19.8 us here whatever
-their number (docs/bench/residual_path.csv, boundary, forward, graph_us, H200): launches decide, and the
-servers have fewer.  At 1024 tokens and C = 4096 its bytes alone take 20 us at 4.3 TB/s.
+No server's kernels were measured beside ours.  Up to 128 tokens a seam takes 11 to 20 us here, split of fn
+included (docs/bench/serving.csv, us_unprepared, H200), and published times of others 8 to 15.  At 1024 tokens
+and C = 4096 its bytes alone take 20 us at 4.3 TB/s.
 """
 
 
