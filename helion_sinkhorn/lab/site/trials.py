@@ -254,6 +254,9 @@ def run_call(workload: HcSiteWorkload, device: str) -> None:
     # these gradients have the shapes and dtypes of the sublayer's output and of the coefficients before it
     update = dy, x, dpost, dcomb
     streams, *_, mixes, norms = boundary.forward(*update, None, pre, *parameters, None, *constants)
+    norm = torch.ones(workload.c, dtype=x.dtype, device=device)
+    for weights in (pre, None):  # a server's, of DeepSeek-V4.1 and of V4
+        boundary.forward(*update, None, weights, *parameters, norm, *constants)
     upstream, site = (dresidual, dy, pre, dpost, dcomb), (pre, *parameters)
     given = *update, *site, None, streams, mixes, norms
     ways.backward(ways.Asked(upstream, given, None, False, constants))

@@ -175,7 +175,7 @@ class State(NamedTuple):
 
     @property
     def base(self) -> torch.Tensor:
-        """That of the first iteration, and in the deepseek form of all."""
+        """The base of the first iteration, in the deepseek form of all."""
         return self.bases[0]
 
     def of(self, part: slice) -> State:
