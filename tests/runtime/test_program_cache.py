@@ -614,6 +614,12 @@ def normal(*shape: int) -> torch.Tensor:
     return torch.randn(shape, requires_grad=True)
 
 
+def crossed(pre_next, **norm):
+    of_sites = normal(24, 256), normal(3), normal(24)
+    update = normal(64, 64), normal(64, 4, 64), normal(64, 4), normal(64, 4, 4)
+    return hc_boundary(*update, pre_next, *of_sites, **norm)
+
+
 CALLS = {
     "sinkhorn n=4 m=4 eps=1e-5": lambda: sinkhorn(normal(64, 4, 4), eps=1e-5),
     "dot_compress m=40 d=32 k=16 dtype=float32": lambda: dot_compress(normal(64, 40, 32), normal(64, 40, 16)),
@@ -627,16 +633,9 @@ CALLS = {
     ),
     "hc_site c=64 dtype=float32": lambda: (
         *hc_site(normal(64, 4, 64), normal(24, 256), normal(3), normal(24)),
-        *hc_boundary(
-            normal(64, 64),
-            normal(64, 4, 64),
-            normal(64, 4),
-            normal(64, 4, 4),
-            normal(64, 4),
-            normal(24, 256),
-            normal(3),
-            normal(24),
-        ),
+        *crossed(normal(64, 4)),
+        *torch.no_grad()(crossed)(normal(64, 4), y_norm_weight=normal(64)),
+        *torch.no_grad()(crossed)(None, y_norm_weight=normal(64)),
     ),
     "hc_site n=5 c=64 dtype=float32": lambda: hc_site(
         normal(64, 5, 64), normal(35, 320), normal(3), normal(35)
