@@ -12,7 +12,7 @@ from ci.gate.markdown import table
 BENCH = Path(__file__).resolve().parents[1] / "docs" / "bench"
 Row = dict[str, str]
 SHOWN_TOKENS = "1", "16", "64", "128", "256", "1024", "8192"
-"""Of those that serving.csv has."""
+"""Tokens that the page shows; serving.csv has more."""
 
 
 def read(name: str) -> list[Row]:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import argparse
 import collections
-import csv
 import itertools
-from pathlib import Path
 
 import torch
 
-from benchmarks.jobs import Row, of_now
+from benchmarks.jobs import Table, of_now
 from benchmarks.residual_path.operations import EPS, ITERATIONS, ROWS, STREAMS, drawn
 from benchmarks.timing import GRAPH_CALLS, conditions, graph
 from helion_sinkhorn import Out, hc_boundary, hc_prepare
@@ -72,7 +70,7 @@ def moved(scheme: str, tokens: int, columns: int) -> int:
 
 
 def rows(options: argparse.Namespace):
-    rate, like = copy_rate(), {**conditions(torch.device("cuda")), **of_now()}
+    rate = copy_rate()
     for scheme, columns, tokens in itertools.product(options.schemes, options.hidden, options.tokens):
         run, projections = seams(scheme, tokens, columns)
         with torch.inference_mode():
@@ -87,21 +85,14 @@ def rows(options: argparse.Namespace):
             "us": round(us, 2), "us_20": round(low, 2), "us_80": round(high, 2),
             "us_unprepared": round(anew, 2),
             "floor_us": round(moved(scheme, tokens, columns) / rate, 2),
-            "kernels": " + ".join(f"{name} {t:.2f}" for name, t in kernels.items()), **like,
+            "kernels": " + ".join(f"{name} {t:.2f}" for name, t in kernels.items()),
         }  # fmt: skip
 
 
 def main(options: argparse.Namespace) -> None:
-    made: list[Row] = []
+    table = Table(options.write, {**conditions(torch.device("cuda")), **of_now()})
     for row in rows(options):
-        made.append(row)
         print(*(row[k] for k in SHOWN), sep="  ", flush=True)
+        table.add(row)
         if options.write:
-            write(options.write, made)
-
-
-def write(path: Path, made: list[Row]) -> None:
-    with path.open("w", newline="") as file:
-        table = csv.DictWriter(file, made[0])
-        table.writeheader()
-        table.writerows(made)
+            table.write()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from hc_boundaries import boundary_inputs
-from launches import OPERATORS, kernels_on_cpu, launching_as
+from launches import noted_on_cpu
 
 from helion_sinkhorn import hc_boundary
 from helion_sinkhorn.ops.mhc.site.boundary.finish import launch
 from helion_sinkhorn.ops.mhc.site.boundary.finish.space import FEW
-from helion_sinkhorn.runtime.dispatch import run
 
 OPTIONS = {
     "as in models": {},
@@ -25,15 +24,7 @@ OPTIONS = {
 @pytest.fixture
 def launched(monkeypatch):
     """The bodies of the launches, in order."""
-    names = []
-
-    def noting(kernel, *arguments):
-        names.append(kernel.name)
-        run(kernel, *arguments)
-
-    kernels_on_cpu(monkeypatch, OPERATORS)
-    launching_as(monkeypatch, run=noting)
-    return names
+    return noted_on_cpu(monkeypatch, lambda name, _: name)
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["weights of the site before", "own weights"])

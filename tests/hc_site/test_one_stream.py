@@ -6,10 +6,9 @@ import pytest
 import torch
 from autograd_calls import assert_equal, randn
 from hc_boundaries import boundary_inputs
-from launches import OPERATORS, kernels_on_cpu, launching_as
+from launches import noted_on_cpu
 
 from helion_sinkhorn import hc_boundary, hc_mixes, hc_post, hc_pre, hc_site
-from helion_sinkhorn.runtime.dispatch import run
 
 TOKENS = 3
 
@@ -17,15 +16,9 @@ TOKENS = 3
 @pytest.fixture
 def launched(monkeypatch):
     """(body, tensors) of each launch, in order."""
-    noted = []
-
-    def noting(kernel, *arguments):
-        noted.append((kernel.name, [a for a in arguments if isinstance(a, torch.Tensor)]))
-        run(kernel, *arguments)
-
-    kernels_on_cpu(monkeypatch, OPERATORS)
-    launching_as(monkeypatch, run=noting)
-    return noted
+    return noted_on_cpu(
+        monkeypatch, lambda name, given: (name, [a for a in given if isinstance(a, torch.Tensor)])
+    )
 
 
 def problem(n, c, dtype=torch.bfloat16, tokens=TOKENS):

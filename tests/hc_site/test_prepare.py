@@ -8,11 +8,10 @@ import pytest
 import torch
 from autograd_calls import assert_equal
 from hc_boundaries import boundary_inputs
-from launches import OPERATORS, kernels_on_cpu, launching_as
+from launches import noted_on_cpu
 
 from helion_sinkhorn import hc_boundary, hc_coeffs, hc_prepare, hc_site, nn
 from helion_sinkhorn.ops.mhc import prepared
-from helion_sinkhorn.runtime.dispatch import run
 
 SPLITS = "hc_mixes_split", "hc_boundary_split"
 
@@ -20,15 +19,7 @@ SPLITS = "hc_mixes_split", "hc_boundary_split"
 @pytest.fixture
 def launched(monkeypatch):
     """The bodies of the launches, in order."""
-    names = []
-
-    def noting(kernel, *arguments):
-        names.append(kernel.name)
-        run(kernel, *arguments)
-
-    kernels_on_cpu(monkeypatch, OPERATORS)
-    launching_as(monkeypatch, run=noting)
-    return names
+    return noted_on_cpu(monkeypatch, lambda name, _: name)
 
 
 def splits(launched, call):

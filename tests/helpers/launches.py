@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from helion_sinkhorn.ops.sinkhorn import api as sinkhorn_api
-from helion_sinkhorn.runtime import checks
+from helion_sinkhorn.runtime import checks, dispatch
 from helion_sinkhorn.runtime import launch as door
 
 OPERATORS = "helion_sinkhorn.ops"
@@ -40,3 +41,16 @@ def kernels_on_cpu(monkeypatch: pytest.MonkeyPatch, within: str = OPERATORS) -> 
         if name.startswith(OPERATORS) and hasattr(module, "on_device"):
             monkeypatch.setattr(module, "on_device", lambda x: contextlib.nullcontext())
     monkeypatch.setattr(sinkhorn_api, "_accepted", {})
+
+
+def noted_on_cpu(monkeypatch: pytest.MonkeyPatch, note: Callable[[str, tuple[Any, ...]], Any]) -> list[Any]:
+    """What `note` makes of the body's name and the arguments of each launch on CPU tensors, in order."""
+    noted: list[Any] = []
+
+    def noting(kernel: Any, *arguments: Any) -> None:
+        noted.append(note(kernel.name, arguments))
+        dispatch.run(kernel, *arguments)
+
+    kernels_on_cpu(monkeypatch)
+    launching_as(monkeypatch, run=noting)
+    return noted

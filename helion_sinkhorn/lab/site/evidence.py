@@ -171,7 +171,7 @@ def crossed(
     update = torch.zeros_like(dy), x, dpost, identity
     found = {}
     if {*of} & {*VALUES}:
-        norm = torch.ones(w.c, device=x.device) if boundary.FINISH in choices else None
+        norm = crossing.norm_for(choices, w, x.device)
         _, y, _, post, comb, *_ = boundary.forward(
             *update, None, pre, *parameters, norm, *w.arguments, choices=choices
         )

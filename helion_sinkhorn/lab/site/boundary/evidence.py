@@ -137,8 +137,7 @@ def one_launch(
     old, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre,
 ) -> Results:  # fmt: skip
     update, site = (f, old, post, comb), (None if w.own_weights else weights, fn, scale, base)
-    # what ends a seam takes those with a norm, whose y is not looked at: it has the bits of hc_pre's
-    norm = torch.ones(w.c, device=f.device) if launch.FINISH in choices else None
+    norm = norm_for(choices, w, f.device)
     made = launch.forward(*update, None, *site, norm, *w.arguments, choices=choices)
     found = dict(zip(VALUES, made, strict=False))
     if {*of} <= {*VALUES}:
@@ -149,6 +148,11 @@ def one_launch(
     if "dy" in w.unused.split():
         dweights = torch.zeros_like(weights)
     return found | dict(zip(GRADIENTS, (*of_update, dweights, dfn), strict=False))
+
+
+def norm_for(choices: Choices, w: HcSiteWorkload, device: torch.device) -> torch.Tensor | None:
+    """A norm's weight where FINISH is tested: it ends calls with a norm; `trials` looks at their y."""
+    return torch.ones(w.c, device=device) if launch.FINISH in choices else None
 
 
 def stacked(each: list[Results], of: Collection[str]) -> Results:
