@@ -104,7 +104,8 @@ def run_boundary_backward(
     given = dstreams, dy, g, along, streams, rows, f, x, None, *coefficients
     kernel = boundary_backward.KERNELS[choice.kernel]
     pass_of = boundary_backward.Pass(kernel, call, "io", norm, variant.get("again", False))
-    return boundary_backward.one_pass(given, pass_of, (True, True, True, True, norm is None), choice)
+    made = boundary_backward.one_pass(given, pass_of, (True, True, True, True, norm is None), choice)
+    return tuple(t for t in made if t is not None)
 
 
 def of_second(call: SiteCall, batch: int, device: str) -> Tensors:
