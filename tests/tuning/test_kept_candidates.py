@@ -14,7 +14,9 @@ from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine.binary import Job
 from helion_sinkhorn.lab.machine.compiler import compile_for
 from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.tuning.child import judged_launch
 from helion_sinkhorn.ops.linear_attention.recurrent.space import WalkCall
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import default_choice
 
@@ -92,6 +94,13 @@ def test_a_candidate_is_launched_without_helion_and_without_a_compiler(
         )
         assert done.returncode == 0, done.stderr[-3000:]
         assert done.stdout.split("\n")[-2] == "False [True]"
+
+
+def test_a_kernel_that_shares_its_body_is_judged_by_its_own_launch():
+    call = SiteCall("bfloat16", 4, 64, "float32")
+    for name in ("hc_boundary_backward", "hc_boundary_second"):
+        built, _ = judged_launch(DEVICE, Job(call, default_choice(KERNELS[name], call, DEVICE), 64))
+        assert built.kernel.name == name
 
 
 @pytest.mark.nightly("16 s for a compiling process of its own")

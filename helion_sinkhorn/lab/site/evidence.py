@@ -242,5 +242,7 @@ EVIDENCE = Evidence(
     by_kernels=by_kernels,
     alone=trials.ALONE,
     errors=trials.ERRORS,
+    # timed with a norm and tested without, which is another program
+    judged_apart=frozenset({boundary_backward.SECOND}),
     call=trials.run_call,
 )

@@ -31,7 +31,7 @@ def launch_in(device: Device, run: Callable[[], object], kernel: str = "") -> La
     from helion_sinkhorn.runtime.launch import Launcher, launching_with
 
     def reached(built, *arguments):
-        if kernel in ("", built.name):
+        if kernel in ("", built.kernel.name):
             raise Reached(built, arguments)
 
     try:
