@@ -59,6 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
     own = table("residual_path", 600.0)
     own.add_argument("--tokens", type=int, default=1 << 13)
     own.add_argument("--columns", type=int, nargs="+", default=[4096, 7168], help="C, entries of a stream")
+    own.add_argument("--operations", nargs="+", metavar="OPERATION", help="of those in the second column")
     own.add_argument("--many", type=int, default=1 << 20, help="tokens of the second size of coefficients")
     own = table("dot_compress", 600.0)
     own.add_argument("--batches", type=int, nargs="+", default=[16, 128, 1152])
@@ -97,8 +98,10 @@ def main() -> None:
         return render(options.report_only, options.out)
     command.need_gpu(parser, options.device, SMALL[options.table])
     plan = import_module(TABLES[options.table])
-    if unknown := {*(options.only or ())} - {*plan.NAMES}:
-        parser.error(f"--only has {', '.join(sorted(unknown))}; use some of {', '.join(plan.NAMES)}")
+    for option, names in (("only", "NAMES"), ("operations", "OPERATIONS")):
+        known = getattr(plan, names, ())
+        if unknown := {*(getattr(options, option, None) or ())} - {*known}:
+            parser.error(f"--{option} has {', '.join(sorted(unknown))}; use some of {', '.join(known)}")
     jobs = plan.waves(options)
     options.out.mkdir(parents=True, exist_ok=True)
     mode = {"mode": "quick" if options.quick else "full"} if options.table == "sinkhorn" else {}

@@ -44,6 +44,7 @@ def absent(options: argparse.Namespace) -> list[Row]:
         for name in options.only or peers.PEERS
         if name in peers.PEERS
         for operation, why in peers.PEERS[name].lacks.items()
+        if operation in (options.operations or [operation])
     ]
 
 
@@ -63,6 +64,8 @@ def waves(options: argparse.Namespace) -> list[list[Job]]:
     slow, other = [], []
     for name in options.only or NAMES:
         for of in OPERATIONS if name == peers.FLOOR else peers.PEERS[name].adapters:
+            if of not in (options.operations or OPERATIONS):
+                continue
             shapes = shapes_of(name, of, options)
             split = name in SPLIT or (name, of) in SPLIT_OPERATIONS
             first = name in SLOWEST or (split and "site" not in of)

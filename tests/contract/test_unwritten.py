@@ -80,7 +80,7 @@ def test_numbers_of_streams_and_columns(device, name, n, c, monkeypatch):
 def test_hc_boundary_in_one_pass(monkeypatch, tokens):
     pytest.importorskip("triton", reason="the bodies import Triton")
     kernels_on_cpu(monkeypatch)
-    monkeypatch.setattr(boundary_ways, "is_measured", lambda *given: True)
+    monkeypatch.setattr(boundary_ways, "is_faster", lambda *given: True)
     assert_written(ROWS["hc_boundary"], ROWS["hc_boundary"].arguments(tokens), "cpu")
 
 

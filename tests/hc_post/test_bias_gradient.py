@@ -75,7 +75,7 @@ def of_streams(grad, weights, dy):
 def test_hc_boundary(path, dtype, bias_dtype, monkeypatch):
     """By its kernels; of coefficients none has an upstream gradient, and fn is 0."""
     kernels_on_cpu(monkeypatch)
-    monkeypatch.setattr(boundary_ways, "is_measured", lambda call, x, first: path == "in one pass")
+    monkeypatch.setattr(boundary_ways, "is_faster", lambda call, x, first: path == "in one pass")
     *given, grad = drawn(dtype, bias_dtype)
     f, bias = (given[k].requires_grad_() for k in (0, 4))
     (weights, *site), dy = site_inputs(dtype)

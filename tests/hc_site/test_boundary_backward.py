@@ -58,7 +58,7 @@ def _kernels(monkeypatch, fresh_caches):
 @pytest.fixture
 def one_pass(monkeypatch):
     """As if every call had been measured."""
-    monkeypatch.setattr(ways, "is_measured", lambda call, x, first: True)
+    monkeypatch.setattr(ways, "is_faster", lambda call, x, first: True)
 
 
 def launched(monkeypatch):
@@ -245,7 +245,7 @@ def test_opcheck_and_fakes(monkeypatch, dtype, path):
 
     f is float32, as where a bias has a gradient.
     """
-    monkeypatch.setattr(ways, "is_measured", lambda call, x, first: path == "one pass")
+    monkeypatch.setattr(ways, "is_faster", lambda call, x, first: path == "one pass")
     (f, x, post, comb, fn, scale, base, bias, weights), upstream = boundary_inputs(3)
     mixes, norms, x = randn(3, 8), randn(3, 2).abs(), x.to(dtype)
     dy, dpre, dpost, dcomb, dstreams = upstream
@@ -462,13 +462,13 @@ def test_the_way_is_looked_up_once(monkeypatch, tmp_path):
 
     monkeypatch.setattr(choices, "lookup", noted)
     for _ in range(3):
-        assert ways.is_measured(call, x, False)
+        assert ways.is_faster(call, x, False)
     names = [launch.BACKWARD, launch.SUMS, launch.PROJECTION]
     assert looked_up == names
     refused = door.choose(launch.KERNELS[launch.SUMS], call, ways.LARGEST, DEVICES["h200"])
     choices.refuse(refused, call, DEVICES["h200"], RuntimeError("out of resources"))
-    assert not ways.is_measured(call, x, False)
-    assert not ways.is_measured(call, x, False)
+    assert not ways.is_faster(call, x, False)
+    assert not ways.is_faster(call, x, False)
     # `choose` for the kernels in their order, up to the one that is refused
     assert looked_up == [*names, launch.BACKWARD, launch.SUMS]
 

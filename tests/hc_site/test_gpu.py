@@ -393,7 +393,7 @@ def test_more_than_two_to_the_31_elements():
 
 def seam(own, again, given, upstream, monkeypatch):
     """Gradients of a boundary with a norm in two passes, the new streams made `again` or read."""
-    monkeypatch.setattr(ways, "is_measured", lambda *_: True)
+    monkeypatch.setattr(ways, "is_faster", lambda *_: True)
     monkeypatch.setattr(backward.Pass, "as_chosen", lambda of, x, choices: (of._replace(again=again), True))
     leaves = [t.detach().requires_grad_() for t in given]
     *update, weights, fn, scale, base, weight = leaves

@@ -21,6 +21,12 @@ from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, chosen_for
 from helion_sinkhorn.runtime.views import flattened, parameter, placed
 from helion_sinkhorn.runtime.wanted import Some
 
+SECOND_FROM = 7168
+"""Columns from which a first pass and then one over everything is faster than the parts.
+
+H200, us of 8192 tokens of V4 and V4.1 with a norm: 4 x 4096 columns 852 and 848, in parts 797 and 793;
+4 x 7168 1378 and 1372, in parts 1574 and 1571.
+"""
 LARGEST = 1 << 62
 """A batch beyond every tuned one: look-up answers with the largest."""
 
@@ -55,17 +61,19 @@ class Asked(NamedTuple):
 def backward(asked: Asked) -> tuple[Some, ...]:
     """(df, dx, dpost, dcomb, dfn, dbase and dscale, dweights, the gradient of y_norm_weight)."""
     x = asked.given[1]
-    if x.size(-2) <= MOST_STREAMS and is_measured(asked.call, x, asked.is_second):
+    if x.size(-2) <= MOST_STREAMS and is_faster(asked.call, x, asked.is_second):
         return in_one_pass(asked)
     return in_parts(asked)
 
 
-def is_measured(call: SiteCall, x: torch.Tensor, second: bool) -> bool:
-    """Whether all kernels of the one pass, alone or second, were timed for this call on this device.
+def is_faster(call: SiteCall, x: torch.Tensor, second: bool) -> bool:
+    """Whether the one pass, alone or second, is faster where all its kernels were timed on this device.
 
     The largest timed batch answers for all: one pass rounds dx elsewhere than the parts, and a token's
     gradients must not depend on how many others there are.
     """
+    if second and call.columns < SECOND_FROM:
+        return False
     names = launch.SECOND if second else launch.BACKWARD, launch.SUMS, launch.PROJECTION
     return all(chosen_for(launch.KERNELS[name], call, LARGEST, x).measured for name in names)
 
