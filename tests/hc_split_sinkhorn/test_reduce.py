@@ -176,7 +176,7 @@ REFUSED = {
     "mixes of one token": (P[0, 0], Reduce(Q[0], 64), ValueError,
                            r"mixes has shape \(24,\); with reduce pass .* \(splits, ..., 24\), one"),
     "no splits": (P[:0], Reduce(Q[:0], 64), ValueError,
-                  r"mixes has shape \(0, 3, 24\); .* one split at least"),
+                  r"mixes has shape \(0, 3, 24\); .* with at least one split"),
     "half precision": (P.half(), Reduce(Q.half(), 64), TypeError,
                        "mixes has dtype torch.float16; with reduce pass partial sums in torch.float32 or"),
     "squares are a number": (P, Reduce(1.0, 64), TypeError,

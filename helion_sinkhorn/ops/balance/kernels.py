@@ -21,7 +21,7 @@ def row_step(entries, scales, eps, normalises):
 
 def rows_of(order, places):
     """The rows at these places of the order, or the places where there is none."""
-    # hl.load: in a helper Helion takes an index for an operation on the host
+    # hl.load: inside a helper Helion takes indexing for an operation on the host
     return places if order is None else hl.load(order, [places])
 
 

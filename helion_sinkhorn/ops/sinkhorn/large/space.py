@@ -1,4 +1,4 @@
-"""What a config of the kernels of large matrices is chosen for, its default, and what the tuner tries."""
+"""The properties of a call that choose configs of the kernels of large matrices, the defaults, and what the tuner tries."""
 
 from __future__ import annotations
 
