@@ -1,4 +1,4 @@
-"""The properties of a call that choose configs of sinkhorn_balance, the defaults, and what the tuner tries."""
+"""The properties of a call that choose configs of sinkhorn_balance, defaults, and what the tuner tries."""
 
 from __future__ import annotations
 

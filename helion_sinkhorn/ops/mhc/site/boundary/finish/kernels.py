@@ -72,7 +72,7 @@ def hc_boundary_finish(
     hl.specialize((partials.shape[1:], partials.stride(), squares.stride(), mixes.shape[1:]))
     hl.specialize((gates.shape[1:], gates.stride(), logits.stride(), base_logits.stride(), base_gates.shape))
     hl.specialize((pre.shape[1:], comb.shape[1:], comb.stride(), y.size(1), y.stride(), weight.size(0)))
-    # assigned to a name: Helion drops a bare call, which would leave the block of the `if` empty
+    # assigned: alone under an `if` it would leave the block empty
     if x is not None:
         _fixed = hl.specialize((x.size(2), x.stride(), of_pre.shape[1:], of_pre.stride()))
     sums = sums_of(shape, n, how, pivoted)
