@@ -30,7 +30,7 @@ from typing import Any
 
 
 def make_parser(workloads=None, usual=None, steps=None) -> argparse.ArgumentParser:
-    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    """The command line, without the names and defaults for which torch would have to be imported."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -94,7 +94,7 @@ MEMORY = {
     "inputs": "was computed by a run that changed its inputs",
     "kind": "has another dtype, shape or strides than it should",
 }
-"""What is said of a result for which one of these does not hold."""
+"""The sentences about a result for which one of these does not hold."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -124,7 +124,7 @@ def statistics(truth: Truth, result: torch.Tensor) -> dict[str, object]:
 
 
 def described(candidate: Candidate, truth: Truth, result: torch.Tensor) -> dict[str, object]:
-    """What is said of a candidate's tested matrices, however they were computed."""
+    """The record of a candidate's tested matrices, however they were computed."""
     return {
         "kernel": candidate.kernel, "of": candidate.of, "config": candidate.config,
         "source": candidate.source.removeprefix(f"{ROOT}/"), "served": candidate.served,

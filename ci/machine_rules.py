@@ -204,7 +204,7 @@ def spills(binary: Binary) -> Iterator[str]:
 
 
 def unallowed_spills(binary: Binary) -> Iterator[str]:
-    """What a program spills beyond SPILL_BYTES."""
+    """The bytes that a program spills beyond SPILL_BYTES."""
     words = {DEVICES[binary.device].arch, binary.job.choice.kernel, *str(binary.job.call).split()}
     allowed = max((v for key, v in SPILL_BYTES.items() if words >= set(" ".join(key).split())), default=0)
     local = binary.counts.get("local", 0)

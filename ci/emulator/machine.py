@@ -36,7 +36,7 @@ class Unknown(Exception):
 
 @dataclass(frozen=True)
 class Model:
-    """What the ISA leaves open, and in which order waves run."""
+    """The choices that the ISA leaves open, and the order in which waves run."""
 
     functions: str = "nearest"
     products: str = "nearest"

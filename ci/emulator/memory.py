@@ -122,7 +122,7 @@ def settled(ins: Instruction, at: Array, wave: Array, order: slice, lost: Array)
 
 @dataclass
 class Landing:
-    """What a load brings to LDS once it is waited for."""
+    """The data that a load writes to LDS once it is waited for."""
 
     ins: Instruction
     group: Array

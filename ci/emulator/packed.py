@@ -39,7 +39,7 @@ MODIFIERS = {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "encoding"}
 
 
 def word(ins: Instruction, of: Operand, high: int, negative: int = 0) -> Callable[[Waves], Array]:
-    """One register of a pair; a constant has no high one but that of 0, which is 0 repeated or not."""
+    """One register of a pair; a constant has no high register, except 0, whose both halves are 0."""
     if of.kind == "c":
         if high and constant(of.text, "f"):
             raise ValueError(f"{ins}: the high half of a constant is not known here")

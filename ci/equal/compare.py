@@ -28,7 +28,7 @@ class Row:
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
-    """What a device is, and its rows."""
+    """A device's description, and its rows."""
     held = json.loads(path.read_text())
     rows = [
         Row(r["workload"], r["result"], tuple(r["classes"]), r["digest"], r["configs"])

@@ -77,7 +77,7 @@ def stored(*where: object) -> Change:
 
 
 def spilled(offset: int) -> Change:
-    """One entry more than there is room for, after the end or before the start."""
+    """Store one entry too many, after the end or before the start."""
 
     def change(t: torch.Tensor) -> torch.Tensor:
         out = torch.empty(t.shape, dtype=t.dtype, device=t.device).copy_(t)

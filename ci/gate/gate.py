@@ -55,7 +55,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Operator:
-    """What the gate asks of an operator: a row of operators.OPERATORS."""
+    """What the gate needs to know of an operator: a row of operators.OPERATORS."""
 
     takes: Callable[[Any], bool]
     """Whether a workload is one of this operator's."""

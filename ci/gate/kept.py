@@ -18,7 +18,7 @@ RUN = "commit", "utc", "command", "versions"
 
 
 def rounded(value: Any) -> Any:
-    """The same with five digits of each float."""
+    """The record with five digits of each float."""
     if isinstance(value, dict):
         return {k: rounded(v) for k, v in value.items() if k != "sample"}
     if isinstance(value, list):

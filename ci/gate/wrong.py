@@ -1,4 +1,4 @@
-"""Wrong: an implementation that must be found; how one is made of a right one, and those of any operator."""
+"""Wrong: an implementation that the gate must find, how it is made, and the wrong ones of any operator."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def differentiated(function: Callable[..., torch.Tensor]):
 
 
 def in_place(**change):
-    """The matrix itself divided by its sums; change: that of Sinkhorn's."""
+    """The matrix itself divided by its sums; change: the change of Sinkhorn's matrix."""
 
     def function(w, t, machine):
         call = SimpleNamespace(first="rows", form="deepseek", eps=w.eps, n_iters=w.n_iters)

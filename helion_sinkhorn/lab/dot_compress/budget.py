@@ -57,7 +57,7 @@ class Exact:
 
 
 def carried(dtype: torch.dtype, parts: int) -> float:
-    """The factor by which a second part of a narrow dtype, the rounded rest, reduces the error of one part."""
+    """The factor by which a second part of a narrow dtype, the rounded rest, reduces the error."""
     return (torch.finfo(dtype).eps / 2) ** (parts - 1)
 
 

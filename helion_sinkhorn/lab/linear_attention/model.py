@@ -105,6 +105,7 @@ def spans(
     inputs: Named, do: torch.Tensor, dend: torch.Tensor | None, scale: float, reverse: bool
 ) -> Iterator[Span]:
     """The Span of all sequences at once, or one Span for each packed sequence."""
+
     def turned(x: torch.Tensor) -> torch.Tensor:
         x = x.transpose(1, 2)
         return x.flip(2) if reverse else x

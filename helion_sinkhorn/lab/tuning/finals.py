@@ -85,7 +85,7 @@ def on_gpu(group: Group, choice: Choice) -> float:
 
 @dataclass
 class Result:
-    """What came of one key."""
+    """The result for one key."""
 
     group: Group
     batch: int
