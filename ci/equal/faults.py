@@ -179,7 +179,7 @@ def main() -> int:
         print(markdown.table(table))
         print(
             f"\n{operator}, {options.device} emulated: {counts[True, True]} by both, "
-            f"{counts[True, False]} by equality alone, {counts[False, True]} by the gate alone, "
+            f"{counts[True, False]} only by equality, {counts[False, True]} only by the gate, "
             f"{counts[False, False]} by neither\n"
         )
         reasons = {fault.name: fault.hidden for fault in attack.WRONG[operator]}

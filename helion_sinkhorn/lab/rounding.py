@@ -23,7 +23,7 @@ def chain(count: int) -> float:
 
 
 def tree(count: int) -> float:
-    """The error of a term with at most 2 sqrt(count) additions in a chain: in a tree, or a loop over tiles."""
+    """The error of a term with at most 2 sqrt(count) additions in a chain: a tree, or a loop over tiles."""
     return 1.0 + 2.0 * math.sqrt(count)
 
 
