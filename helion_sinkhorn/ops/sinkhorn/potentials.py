@@ -32,13 +32,14 @@ def sinkhorn_potentials(
     Args:
         logits: (..., n, m), as in `sinkhorn`.
         n_iters: T, at least 1.
-        first: "rows" or "cols", the side whose step comes first.  temperature: the logits are divided by it,
-        a float from 1e-37 to 1e37.  log_row_marginals: logarithms of the sums of the rows, (..., n); see
-        `sinkhorn`.  log_col_marginals: logarithms of the sums of the columns, (..., m).  row_lengths: how
-        many rows each matrix has; f is -inf in the others.  col_lengths: how many columns each matrix has; g
-        is -inf in the others.  group: ranks that share the rows, as in `sinkhorn`.  Each rank gets f of its
-        rows, and all get g, whose
-            gradients are added up over the ranks.
+        first: "rows" or "cols", the side whose step comes first.
+        temperature: the logits are divided by it, a float from 1e-37 to 1e37.
+        log_row_marginals: logarithms of the sums of the rows, (..., n); see `sinkhorn`.
+        log_col_marginals: logarithms of the sums of the columns, (..., m).
+        row_lengths: how many rows each matrix has; f is -inf in the others.
+        col_lengths: how many columns each matrix has; g is -inf in the others.
+        group: ranks that share the rows, as in `sinkhorn`.  Each rank gets f of its rows, and all get g,
+            whose gradients are added up over the ranks.
         implementation: as in `sinkhorn`.
 
     Returns:
