@@ -174,7 +174,7 @@ REFUSED = {
     "a tuple": (P, (Q, 64), TypeError,
                 r"reduce is a tuple; pass helion_sinkhorn.Reduce\(squares, size\) or None"),
     "mixes of one token": (P[0, 0], Reduce(Q[0], 64), ValueError,
-                           r"mixes has shape \(24,\); with reduce pass .* \(splits, ..., 24\), one"),
+                           r"mixes has shape \(24,\); with reduce pass .* \(splits, ..., 24\) with"),
     "no splits": (P[:0], Reduce(Q[:0], 64), ValueError,
                   r"mixes has shape \(0, 3, 24\); .* with at least one split"),
     "half precision": (P.half(), Reduce(Q.half(), 64), TypeError,
