@@ -74,7 +74,7 @@ def hc_site(
         sinkhorn_iters: T, the number of iterations, as in `hc_split_sinkhorn`; with 0 comb is its logits.
         eps: added to Sinkhorn's softmax and denominators, and to pre; 0, or 1e-12 to 1.
         norm_eps: added to the mean square under the root, as in `hc_mixes`.
-        norm_weight: (n C,), weight of the norm, or None for 1.
+        norm_weight: (n C,), the weight of the norm, or None for 1.
         post_mult: the factor of post, as in `hc_split_sinkhorn`.
         pre_eps: added to pre; None for eps.
         post_eps: added to post.

@@ -72,7 +72,7 @@ def hc_split_sinkhorn(
             after its norm, a row for each token.
         scale: (3,), any floating dtype, for pre, post and comb.
         base: (n^2 + 2n,), any floating dtype.
-        hc_mult: n, streams, 1 to 16.
+        hc_mult: n, the number of streams, 1 to 16.
         sinkhorn_iters: T, the number of row and of column steps; with 0 comb is a_comb.
         eps: added to Sinkhorn's softmax and denominators; 0, or 1e-12 to 1.
         post_mult: the factor of post.
