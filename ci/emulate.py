@@ -218,7 +218,7 @@ def summarised(operator: str, records: list[dict]) -> dict[str, object]:
 def in_turn(
     names: list[str], task: Callable[..., dict], key: str, options: Options, pool: Executor | None
 ) -> Iterator[tuple[str, dict]]:
-    """(name, record) as they are done."""
+    """(name, record) pairs, each when it is done."""
     if pool is None:
         yield from ((name, task(name, key, options)) for name in names)
         return

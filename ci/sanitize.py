@@ -60,7 +60,7 @@ STEPS = 1 << 12
 FOUND = 86
 """Exit status by which compute-sanitizer says that it found something; no program here uses it."""
 PROGRAM = (sys.executable, "-m", "ci.sanitize")
-"""What runs `launch` in a process of its own."""
+"""The command that runs `launch` in a process of its own."""
 
 
 def launch(name: str) -> None:

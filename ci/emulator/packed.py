@@ -85,7 +85,7 @@ def packed(ins: Instruction, operands: list[Operand]) -> Action:
 
 
 def half(ins: Instruction, of: Operand, high: int, negative: int) -> Callable[[Waves], Array]:
-    """One half of a register; that of a constant differs by its kind, and the high one is not known here."""
+    """One half of a register; for a constant it depends on its kind, and the high half is unknown."""
     if of.kind == "c" and high:
         raise ValueError(f"{ins}: the high half of a constant is not known here")
     kind = "s" if ins.op in INTEGERS else "h"

@@ -1,4 +1,4 @@
-"""What can happen to a right result on its way to memory, whatever the operator."""
+"""Faults of a right result on its way to memory, for any operator."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def at(index, value: Callable[[torch.Tensor], torch.Tensor]) -> Change:
 
 
 def stored(*where: object) -> Change:
-    """Written into memory of its own, but not where this index is."""
+    """The result in new memory, except where this index is."""
 
     def change(t: torch.Tensor) -> torch.Tensor:
         out = torch.empty(t.shape, dtype=t.dtype, device=t.device)

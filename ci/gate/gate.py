@@ -1,4 +1,4 @@
-"""The gate: what it tests, and what it asks of an operator.
+"""The gate: what it tests, and what it needs of an operator.
 
 A result is tested by its error against float64, in units of what correct rounding can do (lab/truth.py), and
 by how it is computed (runs.py).

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 RUN = "commit", "utc", "command", "versions"
-"""Facts of a run that its workloads carry beside those of another."""
+"""Facts of a run that its workloads keep where an artefact has workloads of several runs."""
 
 
 def rounded(value: Any) -> Any:
@@ -41,7 +41,7 @@ def text(artefact: dict[str, Any]) -> str:
 
 
 def updated(kept: dict[str, Any], artefact: dict[str, Any]) -> dict[str, Any]:
-    """A kept artefact with the workloads of a later run in the place of theirs, each with what it ran with.
+    """A kept artefact whose workloads are replaced by those of a later run, each with the facts of its run.
 
     What that run could not test stays as it was; the artefact of another device raises.
     """

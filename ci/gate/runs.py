@@ -179,7 +179,7 @@ def others(t: torch.Tensor) -> torch.Tensor:
 
 
 def beside_nan(candidate: Candidate, inputs: Inputs, result: torch.Tensor) -> bool:
-    """Whether an element that is not finite leaves the others' bits as they are."""
+    """Whether an element that is not finite changes no bits of other elements."""
     place = len(result) // 2
     spoiled = inputs[0].clone()
     spoiled[place] = math.nan

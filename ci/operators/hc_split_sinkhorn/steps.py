@@ -204,7 +204,7 @@ def by_exp_of_size(a: torch.Tensor, machine: Arithmetic) -> torch.Tensor:
 
 
 def by_tanh(a: torch.Tensor, machine: Arithmetic) -> torch.Tensor:
-    """1/2 + tanh(a / 2) / 2, off by a unit of 1 whatever the gate."""
+    """1/2 + tanh(a / 2) / 2, with an error of a unit of 1 for every gate."""
     return 0.5 + 0.5 * (0.5 * a).tanh()
 
 
