@@ -30,7 +30,7 @@ from typing import Any
 
 
 def make_parser(workloads=None, usual=None, steps=None) -> argparse.ArgumentParser:
-    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    """The command line, without the names and defaults for which torch would have to be imported."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -94,7 +94,7 @@ MEMORY = {
     "inputs": "was computed by a run that changed its inputs",
     "kind": "has another dtype, shape or strides than it should",
 }
-"""What is said of a result for which one of these does not hold."""
+"""The sentences about a result for which one of these does not hold."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -104,7 +104,7 @@ def digest(*tensors: torch.Tensor) -> str:
 
 
 def marginals(result: torch.Tensor, exact: torch.Tensor) -> dict[str, dict[str, float]]:
-    """Largest and mean distance of row and column sums from those of the truth."""
+    """The largest and the mean difference of row and column sums to those of the truth."""
     found = {}
     for name, axis in (("rows", -1), ("columns", -2)):
         gap = (result.cpu().double().sum(axis) - exact.sum(axis)).abs()
@@ -124,7 +124,7 @@ def statistics(truth: Truth, result: torch.Tensor) -> dict[str, object]:
 
 
 def described(candidate: Candidate, truth: Truth, result: torch.Tensor) -> dict[str, object]:
-    """What is said of a candidate's tested matrices, however they were computed."""
+    """The record of a candidate's tested matrices, however they were computed."""
     return {
         "kernel": candidate.kernel, "of": candidate.of, "config": candidate.config,
         "source": candidate.source.removeprefix(f"{ROOT}/"), "served": candidate.served,
@@ -146,7 +146,7 @@ def sampled(candidate: Candidate, result: torch.Tensor, before: list[dict[str, o
 def recorded(
     workload, inputs: tuple[torch.Tensor, ...], truth: dict[str, Truth], results: list[dict[str, object]]
 ) -> dict[str, object]:
-    """A workload's record: its results beside what models of vendors' arithmetic give."""
+    """A workload's record: its results, and those of models of vendors' arithmetic."""
     modelled = {vendor: run(workload, *inputs) for vendor, run in operator_of(workload).vendors.items()}
     return {
         "arguments": {**workload.shape, "dtype": str(workload.dtype)[6:], **workload.options},
@@ -241,7 +241,7 @@ def inductor(name: str, device: str, steps: int) -> dict[str, object]:
 
 
 def in_turns(names: Sequence[str], parts: int, ahead: int) -> Iterator[tuple[str, int | None]]:
-    """Tasks (name, part), and (name, None) where a name is tested, `ahead` more parts later.
+    """Tasks (name, part), with (name, None) for the test of a name `ahead` more parts later.
 
     By then its own parts are done, if tasks take equally long.  Were all parts compiled first, a run that its
     seconds end early would have tested nothing.

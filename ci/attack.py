@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def make_parser(names=None) -> argparse.ArgumentParser:
-    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    """The command line, without the names and defaults for which torch would have to be imported."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -71,7 +71,7 @@ def ground(name: str) -> Ground:
 
 
 def verdicts(run: Run, on: str, of: tuple[str, ...]) -> list[str]:
-    """What the gate has against an implementation: statistics, runs and memory, by name."""
+    """The failures that the gate finds in an implementation: statistics, runs and memory, by name."""
     here = ground(on)
     found = []
     for name in [name for name in here.truth if not of or name in of]:

@@ -91,7 +91,7 @@ class Installer:
         return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
     def beside(self, target: Path, requirement: str) -> bool:
-        """Install a package alone into a folder of its own, for tests to import it in place of another."""
+        """Install a package without dependencies into its own folder, from which tests import it."""
         alone = [*self.command, "--no-deps", "--target", str(target), requirement]
         return subprocess.run(alone, cwd=ROOT, check=False).returncode == 0
 

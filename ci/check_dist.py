@@ -37,7 +37,7 @@ WORKLOAD = "deepseek_4x4_fp32_b128"
 
 
 def uses(source: Path) -> list[list[str]]:
-    """What is run with the new environment's Python, in a folder that holds the benchmarks alone."""
+    """The commands for the new environment's Python, in a folder that holds only the benchmarks."""
     command = ["-m", "helion_sinkhorn"]
     tune = ["tune", "--device", "h200", "--offline", "--kernel", "sinkhorn_forward", "--only", WORKLOAD]
     return [

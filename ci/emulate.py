@@ -30,7 +30,7 @@ from pathlib import Path
 def make_parser(
     amd=None, usual=None, chosen=str, steps=None, models=None, cache=None
 ) -> argparse.ArgumentParser:
-    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    """The command line, without the names and defaults for which torch would have to be imported."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -218,7 +218,7 @@ def summarised(operator: str, records: list[dict]) -> dict[str, object]:
 def in_turn(
     names: list[str], task: Callable[..., dict], key: str, options: Options, pool: Executor | None
 ) -> Iterator[tuple[str, dict]]:
-    """(name, record) as they are done."""
+    """(name, record) pairs, each when it is done."""
     if pool is None:
         yield from ((name, task(name, key, options)) for name in names)
         return

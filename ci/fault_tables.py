@@ -1,4 +1,4 @@
-"""What the gate says of correct implementations and of wrong ones: it must pass these and catch those.
+"""The gate's verdicts on correct and on wrong implementations: it must pass the former and catch the latter.
 
 The good ones of an operator differ in what vendors, compilers and kernels are free to choose, its faults in
 what none may do.
@@ -19,7 +19,7 @@ from typing import Any
 
 
 def make_parser(names=None) -> argparse.ArgumentParser:
-    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    """The command line, without the names and defaults for which torch would have to be imported."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -47,7 +47,7 @@ from helion_sinkhorn.lab.workloads import tagged
 
 @dataclass(frozen=True)
 class Opinion:
-    """What the gate and the rules in common use say of one implementation on one workload."""
+    """The verdicts of the gate and of the rules in common use on one implementation and one workload."""
 
     gate: bool
     """Accepted by the gate."""

@@ -142,7 +142,7 @@ def subnormals(binary: Binary) -> Iterator[str]:
 
 
 def rounding(binary: Binary) -> Iterator[str]:
-    """Every rounding is to nearest even, except that of TF32 parts, which add up to their number."""
+    """Every rounding is to nearest even, except the one to TF32 parts, which add up to their number."""
     found = named(binary, r"\.(rz|rm|rp|rna|rs)\b|_(pkrtz|pknorm|rpi|flr|sr)_")
     yield from sorted(found - allowed_parts(binary))
     yield from (f"{k} {v}" for k, v in binary.modes.items() if "round_mode" in k and v != 0)
@@ -167,7 +167,7 @@ def conversion(binary: Binary) -> Iterator[str]:
 
 
 def fusion(binary: Binary) -> Iterator[str]:
-    """Compilers fuse products into sums; every launch asks for it."""
+    """Compilers fuse products into sums; every launch requests it."""
     if binary.modes.get("enable_fp_fusion") != 1:
         yield "enable_fp_fusion is off"
 
@@ -204,7 +204,7 @@ def spills(binary: Binary) -> Iterator[str]:
 
 
 def unallowed_spills(binary: Binary) -> Iterator[str]:
-    """What a program spills beyond SPILL_BYTES."""
+    """The bytes that a program spills beyond SPILL_BYTES."""
     words = {DEVICES[binary.device].arch, binary.job.choice.kernel, *str(binary.job.call).split()}
     allowed = max((v for key, v in SPILL_BYTES.items() if words >= set(" ".join(key).split())), default=0)
     local = binary.counts.get("local", 0)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 
 def make_parser(tags=None) -> argparse.ArgumentParser:
-    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    """The command line, without the names and defaults for which torch would have to be imported."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -115,7 +115,7 @@ def sample(jobs: Iterable[Job]) -> list[Job]:
 
 
 def recorded_programs() -> dict[tuple[str, str], Job]:
-    """What the file has to describe."""
+    """The programs that the file has to describe."""
     return {key(tag, job): job for tag in TARGETS for job in sample(default_jobs(DEVICES[tag]))}
 
 

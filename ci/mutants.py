@@ -19,7 +19,7 @@ from pathlib import Path
 
 
 def make_parser(programs=None, cache=None) -> argparse.ArgumentParser:
-    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    """The command line, without the names and defaults for which torch would have to be imported."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -64,7 +64,7 @@ Ratios = dict[str, float]
 
 
 def cases(batch: int) -> Iterator[list[SinkhornWorkload]]:
-    """The cases of the grid, those of one kernel together."""
+    """The cases of the grid, with those of one kernel together."""
     for (n, m), n_iters, form, first in itertools.product(
         SIZES, ITERATIONS, ("deepseek", "log"), ("rows", "cols")
     ):

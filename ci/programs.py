@@ -54,7 +54,7 @@ from helion_sinkhorn.runtime.dispatch import signature
 from helion_sinkhorn.runtime.kernel import Built
 
 FAMILY = "hopper"
-"""The devices with measured configs; torch and Triton are told of one of them in each process."""
+"""The devices with measured configs; each process presents one of them to torch and Triton."""
 Found = dict[str, dict[str, str]]
 """Texts by kernel and `shipped.key`."""
 

@@ -35,7 +35,7 @@ from typing import Any
 
 
 def make_parser(kernels=None, devices=None) -> argparse.ArgumentParser:
-    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    """The command line, without the names and defaults for which torch would have to be imported."""
     parser = argparse.ArgumentParser(
         prog="python -m ci.same_programs",
         description=__doc__,
@@ -351,7 +351,7 @@ def stale(folder: Path, devices: Iterable[str], kernels: Iterable[str]) -> list[
 
 
 def matched(here: Path, before: Path, device: str, kernel: str, base: str, versions: Versions) -> File:
-    """The stale entries of this tree's file with those of the base commit's, `here` and `before`."""
+    """The stale entries of this tree's file with those of the base commit's file, `here` and `before`."""
     file, old, new = File(device, kernel, base), entries(before), entries(here)
     for name, (entry, run) in new.items():
         known = old[name][0] if name in old else None
@@ -404,7 +404,7 @@ def restamp(folder: Path, file: File) -> bool:
 
 
 def report(files: Iterable[File]) -> None:
-    """The table, and what is behind its last two columns."""
+    """The table, and the details of its last two columns."""
     row = "{:8} {:32} {:>8} {:>8} {:>10} {:>13}".format
     print(row("device", "kernel", "entries", "same", "different", "not compared"))
     for file in files:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 
 def make_parser(tools=None) -> argparse.ArgumentParser:
-    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    """The command line, without the names and defaults for which torch would have to be imported."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -60,7 +60,7 @@ STEPS = 1 << 12
 FOUND = 86
 """Exit status by which compute-sanitizer says that it found something; no program here uses it."""
 PROGRAM = (sys.executable, "-m", "ci.sanitize")
-"""What runs `launch` in a process of its own."""
+"""The command that runs `launch` in a process of its own."""
 
 
 def launch(name: str) -> None:

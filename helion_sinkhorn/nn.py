@@ -1,5 +1,5 @@
-"""Modules of the residual path: HyperSublayer, HyperConnection, HyperBoundary, HyperHead; of Sinkhorn:
-Sinkhorn, FusedMHC, SinkhornLaneMixer."""
+"""Modules: HyperSublayer, HyperConnection, HyperBoundary and HyperHead of the residual path, and Sinkhorn,
+FusedMHC and SinkhornLaneMixer."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ BUFFER = "momentum_buffer"
 
 
 class _Balanced(torch.optim.Optimizer):
-    """A step along the balanced gradient, or its average."""
+    """An optimizer that steps along the balanced gradient, or along its balanced average."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -47,7 +47,7 @@ class _Balanced(torch.optim.Optimizer):
                 )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # what is unpickled brings its own defaults
+        # an unpickled optimizer brings its own defaults
         needed = state.get("defaults", self.__dict__.get("defaults", {})).keys() - {"differentiable"}
         for group in state["param_groups"]:
             if missing := sorted(needed - group.keys()):
@@ -64,7 +64,7 @@ class _Balanced(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # all of them found first: a gradient that is refused leaves every parameter as it was
+        # all are found first, so that a refused gradient leaves every parameter as it was
         found = [(some, group) for group in self.param_groups for some in _alike(group)]
         for params, group in found:
             self._update(params, group)
@@ -76,7 +76,7 @@ class _Balanced(torch.optim.Optimizer):
         average = Average(group["momentum"], group.get("nesterov", False))
         averages = [self._buffer(p) for p in params] if average.momentum > 0 else []
         rows, columns = params[0].shape[-2:]
-        # an iterate of rows, or of columns, whose norm is 1 has then a root mean square of 1
+        # rows, or columns, of norm 1 then have a root mean square of 1
         factor = math.sqrt(columns if group["scale"] == "row_rms" else rows)
         size = _size(group["lr"], group["lr_correction"] * factor, params[0])
         step(params, gradients, averages, average, size, BalanceOptions(**_options(group)))
@@ -95,29 +95,30 @@ class SinkhornBalanced(_Balanced):
         a <- momentum a + (1 - momentum) g
         u  = momentum a + (1 - momentum) g        (a itself without Nesterov)
         w <- w - lr lr_correction sinkhorn_balance(u)
-    which does not change rows whose gradients are zero or small; there is no decay of weights.
+    which does not change rows whose gradients are zero or small.  There is no weight decay.
 
     Args:
-        params: parameters of (..., m, n), or groups of them; any dtype and layout, DTensors with whole rows
-            too.
-        lr: the step; a tensor of one entry is read on the device, so that a step in a CUDA graph takes its
-            new values.
+        params: parameters (..., m, n), or groups of them, in any dtype and layout; DTensors with whole rows
+            are accepted too.
+        lr: the learning rate; a tensor of one entry is read on the device, so that a step in a CUDA graph
+            takes its new values.
         momentum: from 0 to below 1; 0 keeps no state.
         nesterov: whether the update looks one step ahead.
-        lr_correction: what lr is multiplied by: with 0.18 it is about as large as AdamW's step.
-        steps: as of `helion_sinkhorn.sinkhorn_balance`.
-        zero_row_threshold: likewise.
-        eps: likewise.
-        foreach: whether tensors of one shape are balanced together, in one launch a pass.
+        lr_correction: lr is multiplied by it; with 0.18 a step is about as large as AdamW's.
+        steps: as in `helion_sinkhorn.sinkhorn_balance`.
+        zero_row_threshold: as in `helion_sinkhorn.sinkhorn_balance`.
+        eps: as in `helion_sinkhorn.sinkhorn_balance`.
+        foreach: whether tensors of one shape are balanced together, with one launch for each pass.
 
     Numerical policy: the average and u have the dtype of the parameter, to which a gradient of another dtype
-        is converted; all arithmetic is in float32 (float64 for float64), u is made of the average before it
-        is rounded, and the average, u and w are each rounded once.  Rows that are masked keep their weights.
+        is converted.  All arithmetic is in float32 (float64 for float64).  u is computed from the average
+        before that is rounded, and the average, u and w are each rounded once.  Masked rows keep their
+        weights.
 
     Raises:
-        TypeError: a parameter is not of floating point, an option has another type.
-        ValueError: a parameter is a vector, an option is out of range, a gradient is sparse, a state dict is
-            of another optimizer.  Groups, parameters and state are then as they were.
+        TypeError: a parameter is no floating-point tensor, or an option has another type.
+        ValueError: a parameter is a vector, an option is out of range, a gradient is sparse, or a state dict
+            belongs to another optimizer.  Groups, parameters and state are then not changed.
 
     Source: DeepSeek-V4.1, section 2.5, algorithm 1.
     """
@@ -143,21 +144,21 @@ class SinkhornBalanced(_Balanced):
 
 
 class SinkGD(_Balanced):
-    """Gradient steps without any state, balanced: for every matrix of a model.
+    """Balanced gradient steps without any state, for every matrix of a model.
 
         w <- w - lr u,    u = the gradient, its rows and columns in turn divided by their root mean squares
 
     Args:
-        params: parameters of (..., m, n), or groups of them, as SinkhornBalanced takes.
-        lr: the step, as SinkhornBalanced takes.
+        params: parameters (..., m, n), or groups of them, as for SinkhornBalanced.
+        lr: the learning rate, as for SinkhornBalanced.
         iterations: how often rows and columns are normalised.
         eps: added to each norm.
         foreach: whether tensors of one shape are balanced together.
 
-    Numerical policy: as SinkhornBalanced.
+    Numerical policy: as for SinkhornBalanced.
 
     Raises:
-        TypeError, ValueError: as SinkhornBalanced.
+        TypeError, ValueError: as for SinkhornBalanced.
 
     Source: Scetbon et al., Gradient Multi-Normalization (arXiv 2502.06742).
     """
@@ -198,7 +199,7 @@ def _check_at_least_zero(name: str, value: object) -> None:
 
 
 def _alike(group: dict[str, Any]) -> Iterator[list[torch.Tensor]]:
-    """Those with a gradient that one launch may balance: plain tensors of one shape, dtype and device."""
+    """Parameters that one launch may balance: with gradients, plain, of one shape, dtype and device."""
     groups: dict[Any, list[torch.Tensor]] = {}
     for k, p in enumerate(group["params"]):
         # without a column there is nothing to move

@@ -18,13 +18,13 @@ def log_optimal_transport(scores: torch.Tensor, bin_score: torch.Tensor, iters: 
 
     Args:
         scores: (..., n, m), float32, bfloat16, float16 or float64.
-        bin_score: what a point scores with the dustbin of the other side, and these with each other: a tensor
+        bin_score: the score of a point with the dustbin of the other side, and of the two dustbins: a tensor
             that broadcasts to (..., 1, 1).
         iters: T, at least 1.
 
     Returns:
-        (..., n + 1, m + 1), the dustbins last.  Rows and columns of points have the sum 1, the row of the
-        dustbin m and its column n, of which columns are exact.  Both arguments have exact gradients.
+        (..., n + 1, m + 1), with the dustbins last.  Rows and columns of points sum to 1, the row of the
+        dustbin to m and its column to n; the columns sum exactly.  Both arguments have exact gradients.
 
     Raises:
         TypeError, ValueError: bin_score is no tensor or of another shape; and as `sinkhorn_potentials`.
@@ -53,20 +53,21 @@ def log_optimal_transport(scores: torch.Tensor, bin_score: torch.Tensor, iters: 
 def sinkhorn_knopp_teacher(
     teacher_output: torch.Tensor, teacher_temp: float, n_iterations: int = 3, *, group: Any = None
 ) -> torch.Tensor:
-    """The targets of DINOv2, iBOT and SwAV: samples shared out equally over prototypes.
+    """The targets of DINOv2, iBOT and SwAV: samples distributed equally over prototypes.
 
-    The exponentials are relative to the largest ones, where the original is infinite from logits of 88 times
-    the temperature on.
+    The exponentials are relative to the largest ones; the original overflows from logits of 88 times the
+    temperature on.
 
     Args:
         teacher_output: (samples, prototypes) logits.
-        teacher_temp: what they are divided by.
-        n_iterations: of prototypes and then samples, at least 1.
-        group: a torch.distributed.ProcessGroup whose ranks each have some samples, at least one.  The
-            original takes all processes; torch.distributed.group.WORLD is these.
+        teacher_temp: the logits are divided by it.
+        n_iterations: how often prototypes and then samples are normalised, at least 1.
+        group: a torch.distributed.ProcessGroup whose ranks each have at least one sample.  The original takes
+            all processes, which are torch.distributed.group.WORLD.
 
     Returns:
-        The shape of teacher_output, float32, or float64 of float64: each sample has the sum 1.  No gradient.
+        A tensor like teacher_output, in float32, or float64 for float64: each sample sums to 1.  It has no
+        gradient.
 
     Raises:
         TypeError, ValueError: as `sinkhorn`.
@@ -82,18 +83,18 @@ def sinkhorn_knopp_teacher(
 
 @torch.no_grad()
 def sinkhorn_router(logits: torch.Tensor, n_iters: int = 8) -> torch.Tensor:
-    """Scores of a mixture of experts by which each expert gets as many tokens: Megatron-core's `sinkhorn`.
+    """Scores of a mixture of experts that give each expert as many tokens, as Megatron-core's `sinkhorn`.
 
-    It iterates until the mean change of a vector is below 1e-4, which it reads back each time; this makes a
-    fixed number of iterations and waits for nothing (docs/large.md says how many it takes).
+    Megatron-core iterates until the mean change of a vector is below 1e-4, which it reads back each time.
+    This function makes a fixed number of iterations and waits for nothing (docs/large.md says how many).
 
     Args:
         logits: (tokens, experts).
-        n_iters: at least 1.
+        n_iters: the number of iterations, at least 1.
 
     Returns:
-        The shape of logits, float32, or float64 of float64: columns have the sum 1 / experts, and rows
-        approach 1 / tokens.  No gradient: routers take the largest scores.
+        A tensor like logits, in float32, or float64 for float64: columns sum to 1 / experts, and row sums
+        approach 1 / tokens.  It has no gradient, since routers take the largest scores.
 
     Raises:
         TypeError, ValueError: as `sinkhorn`.

@@ -49,7 +49,7 @@ def maximum_number(a: Array, b: Array) -> Array:
 
 
 def minimum_number(a: Array, b: Array) -> Array:
-    """The same of minNum."""
+    """Like `maximum_number` for minNum."""
     return -maximum_number(-a, -b)
 
 
@@ -59,7 +59,7 @@ def maximum(a: Array, b: Array) -> Array:
 
 
 def minimum(a: Array, b: Array) -> Array:
-    """The same of minimum."""
+    """Like `maximum` for minimum."""
     return -maximum(-a, -b)
 
 

@@ -88,7 +88,7 @@ def dpp_source(read: Callable, modifiers: Mapping[str, str]) -> Callable:
 
 
 def dpp_written(modifiers: Mapping[str, str]) -> Callable | None:
-    """Which lanes a DPP instruction writes beside EXEC; None where all."""
+    """The lanes that a DPP instruction writes, apart from EXEC; None for all."""
     lane, reach = control_of(modifiers)
     rows, banks = (int(modifiers.get(k, "0xf"), 0) for k in ("row_mask", "bank_mask"))
     here = np.arange(64)

@@ -45,7 +45,7 @@ SCRATCH = "scratch of Triton"
 
 @dataclass
 class Session:
-    """How launches are run, and what was run."""
+    """How launches are run, and a record of them."""
 
     device: Device
     cache: Path
@@ -227,7 +227,7 @@ def span(t: torch.Tensor) -> int:
 
 
 def ends(t: torch.Tensor) -> tuple[int, int]:
-    """The address of a view's first byte, and the one behind its last."""
+    """The addresses of a view's first byte, and of the byte after its last."""
     return t.data_ptr(), t.data_ptr() + span(t) * t.element_size()
 
 

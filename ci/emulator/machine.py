@@ -24,7 +24,7 @@ USER_SGPRS = (
     ("private_segment_buffer", 4), ("dispatch_ptr", 2), ("queue_ptr", 2), ("kernarg_segment_ptr", 2),
     ("dispatch_id", 2), ("flat_scratch_init", 2), ("private_segment_size", 1),
 )  # fmt: skip
-"""What hardware puts into the first scalar registers, in this order, as far as a descriptor asks."""
+"""What hardware puts into the first scalar registers, in this order, if a descriptor requests it."""
 
 
 ORDERS = {"highest": memory.FORWARD, "lowest": slice(None, None, -1)}
@@ -36,7 +36,7 @@ class Unknown(Exception):
 
 @dataclass(frozen=True)
 class Model:
-    """What the ISA leaves open, and in which order waves run."""
+    """The choices that the ISA leaves open, and the order in which waves run."""
 
     functions: str = "nearest"
     products: str = "nearest"
@@ -227,7 +227,7 @@ def launched(
     model: Model,
     addresses: Callable[[Arena, bytes], bytes],
 ) -> Arena:
-    """Run a grid of workgroups and return memory as it is then.
+    """Run a grid of workgroups and return the memory after it.
 
     arguments: the kernel's segment, in which `addresses` fills in where regions lie.
     """
@@ -292,7 +292,7 @@ def started(loaded: Loaded, groups: Array, waves: int, world: World, model: Mode
 
 
 def initial_scalars(program: Program, arena: Arena) -> list[tuple[int, int]]:
-    """(register, value) of what the descriptor asks for; pointers that have no meaning here are null."""
+    """(register, value) of what the descriptor requests; pointers without a meaning here are null."""
     found, at = [], 0
     segment = arena.address("arguments")
     for name, size in USER_SGPRS:

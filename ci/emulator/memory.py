@@ -32,7 +32,7 @@ class Finding(Exception):
 
 
 class Arena:
-    """Bytes at addresses, of which only those of regions are mapped."""
+    """Bytes at addresses; only those of regions are mapped."""
 
     def __init__(self, regions: dict[str, bytes | Array]):
         self.places: dict[str, tuple[int, int]] = {}
@@ -122,7 +122,7 @@ def settled(ins: Instruction, at: Array, wave: Array, order: slice, lost: Array)
 
 @dataclass
 class Landing:
-    """What a load brings to LDS once it is waited for."""
+    """The data that a load writes to LDS once it is waited for."""
 
     ins: Instruction
     group: Array

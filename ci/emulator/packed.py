@@ -39,7 +39,7 @@ MODIFIERS = {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "encoding"}
 
 
 def word(ins: Instruction, of: Operand, high: int, negative: int = 0) -> Callable[[Waves], Array]:
-    """One register of a pair; a constant has no high one but that of 0, which is 0 repeated or not."""
+    """One register of a pair; a constant has no high register, except 0, whose both halves are 0."""
     if of.kind == "c":
         if high and constant(of.text, "f"):
             raise ValueError(f"{ins}: the high half of a constant is not known here")
@@ -85,7 +85,7 @@ def packed(ins: Instruction, operands: list[Operand]) -> Action:
 
 
 def half(ins: Instruction, of: Operand, high: int, negative: int) -> Callable[[Waves], Array]:
-    """One half of a register; that of a constant differs by its kind, and the high one is not known here."""
+    """One half of a register; for a constant it depends on its kind, and the high half is unknown."""
     if of.kind == "c" and high:
         raise ValueError(f"{ins}: the high half of a constant is not known here")
     kind = "s" if ins.op in INTEGERS else "h"

@@ -54,7 +54,7 @@ class Waves:
     waits: Any = None
     hazards: Any = None
     late: list = field(default_factory=list)
-    """What arrives in LDS with a wait."""
+    """The data that arrives in LDS with a wait."""
 
     def chosen(self, which: Array) -> Waves:
         """Some of the waves, with registers of their own."""

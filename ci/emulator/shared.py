@@ -35,7 +35,7 @@ class Shared:
         self.readers = np.zeros_like(self.writers)
 
     def barrier(self, group: Array) -> None:
-        """What a workgroup did before is done."""
+        """All earlier operations of a workgroup are complete."""
         self.writers[group] = 0
         self.readers[group] = 0
 
@@ -108,7 +108,7 @@ NAMES = re.compile(r"ds_(read|write)(2?)(st64)?_(b8|u8|b16|u16|b32|b64|b128)(_d1
 
 
 def access(ins: Instruction, operands: list[Operand]) -> Action:
-    """ds_read and ds_write of any width, their pairs and those of a high half."""
+    """ds_read and ds_write of any width, in pairs, and of a high half."""
     name = NAMES.match(ins.op)
     loads, pair, far, form, half = name[1] == "read", bool(name[2]), bool(name[3]), name[4], name[5]
     understood(ins, {"offset0", "offset1"} if pair else {"offset"})

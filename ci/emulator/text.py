@@ -12,7 +12,7 @@ MODES = {
     "float_round_mode_32": 0, "float_round_mode_16_64": 0,
     "float_denorm_mode_32": 3, "float_denorm_mode_16_64": 3, "dx10_clamp": 1, "ieee_mode": 1,
 }  # fmt: skip
-"""What the arithmetic here assumes of a descriptor."""
+"""The fields of a descriptor that this arithmetic assumes."""
 
 
 @dataclass(frozen=True)

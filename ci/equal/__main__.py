@@ -22,7 +22,7 @@ EMULATED = ("mi350", "mi300x")
 
 
 def make_parser(devices=None, kernels=None) -> argparse.ArgumentParser:
-    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    """The command line, without the names and defaults for which torch would have to be imported."""
     parser = argparse.ArgumentParser(
         prog="python -m ci.equal", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -55,7 +55,7 @@ from helion_sinkhorn.lab.parent import end_with_parent
 
 
 def about(row: Device, emulated: bool) -> dict[str, object]:
-    """What the rows of a device are of."""
+    """The versions and sources that a device's rows belong to."""
     name = f"{row.arch} code emulated on a CPU ({platform.machine()}), never run on a GPU"
     return {
         "device": {"key": row.key, "arch": row.arch, "emulated": emulated,
@@ -93,7 +93,7 @@ def main() -> int:
         held, kept = compare.read(path)
         of, mine = held["versions"]["triton"], accuracy.versions()["triton"]
         if of.split(".")[:2] != mine.split(".")[:2]:
-            # which number stands for which element differs by version
+            # the numbers that name elements differ by version
             print(f"{path.stem} is not compared: its digests are of Triton {of}, and this is {mine}")
             continue
         # what this run has written is compared as it was found

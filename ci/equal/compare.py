@@ -1,4 +1,4 @@
-"""Digests beside digests: a line a result in docs/equal/<device>.json, and what differs, in words."""
+"""Digests of results, a line each in docs/equal/<device>.json, and their differences in words."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Row:
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
-    """What a device is, and its rows."""
+    """A device's description, and its rows."""
     held = json.loads(path.read_text())
     rows = [
         Row(r["workload"], r["result"], tuple(r["classes"]), r["digest"], r["configs"])
@@ -38,7 +38,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
 
 
 def write(path: Path, about: dict[str, Any], rows: Iterable[Row]) -> None:
-    """Rows beside those that the file has of other results."""
+    """Write rows, and keep the rows of other results that the file has."""
     rows = list(rows)
     done = {(r.workload, r.of) for r in rows}
     kept = [r for r in read(path)[1] if (r.workload, r.of) not in done] if path.exists() else []

@@ -1,7 +1,7 @@
-"""Faults judged twice, in every bit and by the gate: python -m ci.equal.faults [--operators ...]
+"""Faults tested twice, in every bit and by the gate: python -m ci.equal.faults [--operators ...]
 
 The faults are those rows of ci/operators/<operator>/wrong.py that change what a right implementation takes or
-returns: here that is the machine code in the ring, emulated.  The gate judges the same faults of the CPU path
+returns: here that is the machine code in the ring, emulated.  The gate tests the same faults of the CPU path
 (ci/attack.py).  Prints who found which; the exit status is 1 where neither did, without a reason in the row,
 or where the gate finds a term changed by one part in 10^7 or equality does not.
 """
@@ -69,7 +69,7 @@ OPTIONS: dict[str, dict[str, Callable[[Any], Any]]] = {
         "the log form": lambda w: replace(w, form="log"),
     }
 }
-"""Calls with another option than they were asked for, by the first result alone."""
+"""Calls with another option than requested, by their first result only."""
 RIGHT = ("right", "EXACT")
 """What right implementations are called in ci/operators/<operator>/steps.py."""
 IMPLICIT = "helion_sinkhorn.lab.sinkhorn.implicit.evidence"
@@ -157,7 +157,7 @@ def by_equality(operator: str, only: str, device: str, cache: Path) -> dict[str,
 
 
 def by_gate(operator: str, of: Callable[[str], bool]) -> dict[str, str]:
-    """What the gate has against each of these faults of the CPU path."""
+    """The failures that the gate finds for each of these faults of the CPU path."""
     name = ON[operator].workload
     right = OPERATORS[operator].right
     faults = planted(operator, lambda w, *t, of=(): right(w, *t))
@@ -179,7 +179,7 @@ def main() -> int:
         print(markdown.table(table))
         print(
             f"\n{operator}, {options.device} emulated: {counts[True, True]} by both, "
-            f"{counts[True, False]} by equality alone, {counts[False, True]} by the gate alone, "
+            f"{counts[True, False]} only by equality, {counts[False, True]} only by the gate, "
             f"{counts[False, False]} by neither\n"
         )
         reasons = {fault.name: fault.hidden for fault in attack.WRONG[operator]}

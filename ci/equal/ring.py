@@ -69,7 +69,7 @@ def briefly(optimize_module: Callable[..., None], least: Any) -> Callable[..., N
 
 @contextlib.contextmanager
 def in_ring() -> Iterator[None]:
-    """Kernels that are compiled inside are instrumented; their cache must be of this mode alone."""
+    """Instrument kernels that are compiled inside; their cache must be for this mode only."""
     import triton
     import triton.language as tl
     from torch._inductor.codegen.triton import TritonOverrides

@@ -28,7 +28,7 @@ from helion_sinkhorn.runtime import launch as runtime
 from helion_sinkhorn.runtime.kernel import Choice, Kernel, candidates, in_space
 
 MOST = 2
-"""Configs of a kernel beside the default and those that are stored for a call: each is compiled."""
+"""The number of configs of a kernel beside the default and the stored ones of a call; each is compiled."""
 
 
 @dataclass(frozen=True)

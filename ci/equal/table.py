@@ -1,4 +1,4 @@
-"""What is compared: workloads of each operator, and the classes of what the ring tells apart."""
+"""What is compared: workloads of each operator, and the classes that the ring distinguishes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many elements a workload is run on: those of its row, or as many as only large calls have."""
+"""The number of elements that a workload is run on: that of its row, or one that only large calls have."""
 
 from __future__ import annotations
 

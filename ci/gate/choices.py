@@ -99,7 +99,7 @@ def by_public(evidence: Evidence, workload: Any, name: str, *inputs: torch.Tenso
 
 
 def served(evidence: Evidence, workload: Any, name: str, *inputs: torch.Tensor) -> torch.Tensor:
-    """The same on a GPU; what emulates one runs launches, and that function would take its CPU path."""
+    """One result as calls make it on a GPU; an emulated GPU runs launches instead of the public function."""
     if inputs[0].is_cuda:
         return by_public(evidence, workload, name, *inputs)
     return one_result(evidence, workload, {}, name, *inputs)

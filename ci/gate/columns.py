@@ -72,4 +72,4 @@ SUMS: dict[str, Change] = {
     "ranges of columns, a second launch": programs,
     "columns permuted": permuted,
 }
-"""What any implementation may choose."""
+"""The choices that every implementation may make."""

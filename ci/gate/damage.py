@@ -1,4 +1,4 @@
-"""What can happen to a right result on its way to memory, whatever the operator."""
+"""Faults of a right result on its way to memory, for any operator."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def at(index, value: Callable[[torch.Tensor], torch.Tensor]) -> Change:
 
 
 def stored(*where: object) -> Change:
-    """Written into memory of its own, but not where this index is."""
+    """The result in new memory, except where this index is."""
 
     def change(t: torch.Tensor) -> torch.Tensor:
         out = torch.empty(t.shape, dtype=t.dtype, device=t.device)
@@ -77,7 +77,7 @@ def stored(*where: object) -> Change:
 
 
 def spilled(offset: int) -> Change:
-    """One entry more than there is room for, after the end or before the start."""
+    """Store one entry too many, after the end or before the start."""
 
     def change(t: torch.Tensor) -> torch.Tensor:
         out = torch.empty(t.shape, dtype=t.dtype, device=t.device).copy_(t)

@@ -1,4 +1,4 @@
-"""The gate: what it tests, and what it asks of an operator.
+"""The gate: what it tests, and what it needs of an operator.
 
 A result is tested by its error against float64, in units of what correct rounding can do (lab/truth.py), and
 by how it is computed (runs.py).
@@ -55,7 +55,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Operator:
-    """What the gate asks of an operator: a row of operators.OPERATORS."""
+    """What the gate needs to know of an operator: a row of operators.OPERATORS."""
 
     takes: Callable[[Any], bool]
     """Whether a workload is one of this operator's."""

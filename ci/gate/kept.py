@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 RUN = "commit", "utc", "command", "versions"
-"""Facts of a run that its workloads carry beside those of another."""
+"""Facts of a run that its workloads keep where an artefact has workloads of several runs."""
 
 
 def rounded(value: Any) -> Any:
-    """The same with five digits of each float."""
+    """The record with five digits of each float."""
     if isinstance(value, dict):
         return {k: rounded(v) for k, v in value.items() if k != "sample"}
     if isinstance(value, list):
@@ -41,7 +41,7 @@ def text(artefact: dict[str, Any]) -> str:
 
 
 def updated(kept: dict[str, Any], artefact: dict[str, Any]) -> dict[str, Any]:
-    """A kept artefact with the workloads of a later run in the place of theirs, each with what it ran with.
+    """A kept artefact whose workloads are replaced by those of a later run, each with the facts of its run.
 
     What that run could not test stays as it was; the artefact of another device raises.
     """

@@ -1,4 +1,4 @@
-"""Parity: how the errors of a result compare with those of another way to compute it."""
+"""Parity: the errors of a result over those of another way to compute it."""
 
 from __future__ import annotations
 

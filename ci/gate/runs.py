@@ -1,4 +1,4 @@
-"""How a candidate is run: in guarded memory, again and again, in pieces; and what none of that may change."""
+"""How a candidate is run: in guarded memory, repeatedly, in pieces; and what none of that may change."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def copies(batch: int, judged: int) -> torch.Tensor:
-    """Which of the tested elements stands at each position of a batch: the first ones in order.
+    """The tested element at each position of a batch: the first ones in order.
 
     After them every repetition is rotated by the ones in its number's binary digits, so that none has the
     order of the one a power of two before it: an index that wraps there finds another element.
@@ -158,18 +158,18 @@ def cuts(batch: int, judged: int) -> list[int]:
 
 
 def apart(t: torch.Tensor) -> torch.Tensor:
-    """The same numbers with NaN between them in memory."""
+    """A copy of t in memory with NaN between its entries."""
     wide = t.new_full((*t.shape[:-1], 2 * t.size(-1)), math.nan)[..., ::2]
     return wide.copy_(t)
 
 
 def rows_apart(t: torch.Tensor) -> torch.Tensor:
-    """The same rows with NaN between them."""
+    """A copy of t with rows of NaN between its rows."""
     return t.new_full((*t.shape[:-1], t.size(-1) + 1), math.nan)[..., :-1].copy_(t)
 
 
 def elements_apart(t: torch.Tensor) -> torch.Tensor:
-    """The same elements of a batch with elements of NaN between them."""
+    """A copy of t with elements of NaN between the elements of its batch."""
     return t.new_full((2 * len(t), *t.shape[1:]), math.nan)[::2].copy_(t)
 
 
@@ -179,7 +179,7 @@ def others(t: torch.Tensor) -> torch.Tensor:
 
 
 def beside_nan(candidate: Candidate, inputs: Inputs, result: torch.Tensor) -> bool:
-    """Whether an element that is not finite leaves the others' bits as they are."""
+    """Whether an element that is not finite changes no bits of other elements."""
     place = len(result) // 2
     spoiled = inputs[0].clone()
     spoiled[place] = math.nan

@@ -1,4 +1,4 @@
-"""Wrong: an implementation that must be found; how one is made of a right one, and those of any operator."""
+"""Wrong: an implementation that the gate must find, how it is made, and the wrong ones of any operator."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def changed(right: Run, **change: Change) -> Run:
 
 
 def one(right: Run, of: str, change: Change) -> Run:
-    """One result changed, whatever its name, in its dtype."""
+    """One result, of any name, changed in its dtype."""
     return changed(right, **{of: lambda t: change(t).to(t.dtype)})
 
 
@@ -123,7 +123,7 @@ def overwriting(run: Run, which: int, change: Callable[[torch.Tensor], object]) 
 
 
 def as_if_contiguous(run: Run, where: Callable[[torch.Tensor], bool]) -> Run:
-    """The first input read by its address and sizes, whatever its strides, where it is of a kind."""
+    """The first input read by its address and sizes without its strides, if it is of this kind."""
 
     def wrong(w, t, *inputs):
         # a view as the gate makes them holds more memory than it shows

@@ -1,1 +1,1 @@
-"""What puts this package into models of others."""
+"""Adapters that put this package into the models of other packages."""

@@ -1,4 +1,4 @@
-"""patch(model): the mHC residual path of a DeepSeek-V4 or V4.1 of NeMo Automodel, by this package."""
+"""patch(model): compute the mHC residual path of NeMo Automodel's DeepSeek-V4 and V4.1 by this package."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from helion_sinkhorn.integrations.replacement import Patched, replace, restore
 from helion_sinkhorn.ops.sinkhorn.api import sinkhorn
 
 BACKEND = "helion_sinkhorn"
-"""What `sinkhorn_backend` of a site is under `switch_sinkhorn`, beside Automodel's "torch" and "tilelang"."""
+"""The `sinkhorn_backend` that `switch_sinkhorn` sets, beside Automodel's "torch" and "tilelang"."""
 THEIR_SINKHORN = v4.dsv4_sinkhorn_normalize
 
 
 def dsv4_sinkhorn_normalize(x: torch.Tensor, *, backend: str, repeat: int, eps: float) -> torch.Tensor:
-    """Normalise the logits of comb by `sinkhorn`, in place of Automodel's function of this name.
+    """Normalise the logits of comb by `sinkhorn`, instead of Automodel's function of this name.
 
     Args:
-        x: (..., n, n), logits.
+        x: (..., n, n), the logits.
         backend: "helion_sinkhorn"; any other is passed on to Automodel's function.
-        repeat: T, iterations.
-        eps: of Sinkhorn's softmax and denominators.
+        repeat: T, the number of iterations.
+        eps: added to Sinkhorn's softmax and denominators.
 
     Returns:
-        (..., n, n).
+        comb (..., n, n).
 
-    Numerical policy, errors: as of `sinkhorn`.
+    Numerical policy, errors: as for `sinkhorn`.
     """
     if backend != BACKEND:
         return THEIR_SINKHORN(x, backend=backend, repeat=repeat, eps=eps)
@@ -33,15 +33,15 @@ def dsv4_sinkhorn_normalize(x: torch.Tensor, *, backend: str, repeat: int, eps: 
 
 
 def switch_sinkhorn(model: torch.nn.Module) -> int:
-    """Let the sites of a model take their Sinkhorn from this package, and nothing else.
+    """Let the sites of a model compute only their Sinkhorn by this package.
 
-    Every site gets the sinkhorn_backend "helion_sinkhorn", which Automodel's modules then know; another
-    value of this attribute takes it back.  `patch` replaces the whole path.
+    The attribute `sinkhorn_backend` of every site becomes "helion_sinkhorn", which Automodel's modules then
+    accept; set it to another value to go back.  `patch` replaces the whole residual path.
 
     Returns:
-        How many sites there are.
+        The number of sites.
 
-    Numerical policy: that of `sinkhorn`; the rest of a site is Automodel's.
+    Numerical policy: as for `sinkhorn`; Automodel computes the rest of a site.
     """
     sites = [m for m in model.modules() if hasattr(m, "sinkhorn_backend")]
     for module in (v4, v41):
@@ -64,33 +64,33 @@ def patch(
     `nn.HyperHead`, and every DeepseekV41HyperConnection an `nn.HyperBoundary`.  They stay the same objects
     with the same Parameter objects under the same names, so optimizers, checkpoints and Automodel's
     initialisation stay valid.  A DeepseekV4Block then updates its streams by `hc_post`, and a
-    DeepseekV41Block goes from attention to its experts by `hc_boundary`.  `unpatch` takes all of it back.
+    DeepseekV41Block calls `hc_boundary` between attention and its experts.  `unpatch` undoes all of it.
 
     Args:
-        model: a module that contains them, on any device; DeepseekV4ForCausalLM or DeepseekV41ForCausalLM
-            for instance.
+        model: a module that contains them, on any device, such as a DeepseekV4ForCausalLM or a
+            DeepseekV41ForCausalLM.
         layers: False replaces only the sites and heads, and leaves Automodel's layers as they are.
-        precision: of the projection, as `hc_mixes` has it.
-        implementation: "auto", "helion" or "pytorch", of the modules.
+        precision: the precision of the projection, as in `hc_mixes`.
+        implementation: "auto", "helion" or "pytorch", for the modules.
 
     Returns:
         How many modules of each kind were changed.
 
-    Numerical policy: in float32 the results equal the original's but for the order of sums.  In
-        bfloat16 the results of V4 are closer to float64: where the original rounds coefficients, products and
-        sums, `hc_post` rounds once.
+    Numerical policy: in float32 the results equal the original's except for the order of sums.  In
+        bfloat16 the results of V4 are closer to float64, since the original rounds coefficients, products and
+        sums, and `hc_post` rounds once.
 
     Raises:
         TypeError: model is no module.
         ValueError: there is no such module, or one is patched already, is sharded by FSDP, has other code
-            than that of nemo_automodel 0.7.0, or has a wrapper or hook that would be lost.  Nothing is
-            changed then.
+            than in nemo_automodel 0.7.0, or has a wrapper or hook that would be lost.  Nothing is changed
+            then.
     """
     return replace(PACKAGE, model, layers, precision=precision, implementation=implementation)
 
 
 def unpatch(model: torch.nn.Module) -> Patched:
-    """Take `patch` back: the classes of Automodel again, with the Parameter objects that there are now.
+    """Undo `patch`: give the modules the classes of Automodel again, with their present Parameter objects.
 
     Returns:
         How many modules of each kind were changed.

@@ -1,4 +1,4 @@
-"""The modules of NeMo Automodel that `patch` takes: their classes, what takes their place, and digests.
+"""The modules of NeMo Automodel that `patch` takes: their classes, our replacements, and digests.
 
 nemo_automodel is no dependency of the package: only this module imports it.
 """
@@ -41,7 +41,7 @@ NORMS = {
 }
 
 
-# Theirs come first among the bases: they initialise the parameters.
+# Automodel's classes come first among the bases, since they initialise the parameters.
 class DeepseekV4HyperConnection(v4.DeepseekV4HyperConnection, HyperConnection):
     """`nn.HyperConnection` on a module of Automodel; called by itself it returns pre, post and comb."""
 
@@ -85,7 +85,7 @@ class DeepseekV4Block(v4_model.DeepseekV4Block):
         vision_token_types: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        # a mask of two dimensions says which tokens are there; one of four is added to the scores
+        # a mask of two dimensions says which tokens are real; one of four is added to the scores
         if padding_mask is None and attention_mask is not None and attention_mask.dim() == 2:
             padding_mask = ~attention_mask.bool()
         site = entered(NORMS, self.input_layernorm, x, self.attn_hc.enter)
@@ -109,7 +109,7 @@ class DeepseekV4Block(v4_model.DeepseekV4Block):
 class DeepseekV41HyperConnection(v41.DeepseekV41HyperConnection, HyperBoundary):
     """`nn.HyperBoundary` on a module that Automodel made; called with only the streams it returns their mix.
 
-    So it serves the layers of the draft model too, which call its `collapse` and `expand`.
+    The layers of the draft model need this, which call its `collapse` and `expand`.
     """
 
     @property
@@ -124,8 +124,10 @@ class DeepseekV41HyperConnection(v41.DeepseekV41HyperConnection, HyperBoundary):
         before: Crossing | None = None,
         y_norm: torch.nn.Module | None = None,
     ) -> v41.DeepseekV41Mix | Crossing:
-        """The mix of the streams; with pre_mix the way into a sublayer, which `output` of the one `before`
-        is added to the streams on."""
+        """The mix of the streams, or with pre_mix the input of a sublayer.
+
+        The `output` of the sublayer `before` is added to the streams first.
+        """
         if pre_mix is None:
             return v41.DeepseekV41Mix(*mix(self, hidden_states))
         post, comb = (None, None) if before is None else (before.post, before.comb)
@@ -141,7 +143,7 @@ class DeepseekV41HyperConnection(v41.DeepseekV41HyperConnection, HyperBoundary):
 
 
 class DeepseekV41Block(v41_model.DeepseekV41Block):
-    """A layer with `hc_boundary` between attention and experts: their streams are read once for all of it."""
+    """A layer with `hc_boundary` between attention and experts, which reads the streams once."""
 
     def forward(
         self,
@@ -158,8 +160,8 @@ class DeepseekV41Block(v41_model.DeepseekV41Block):
     ) -> tuple[torch.Tensor, torch.Tensor, Any]:
         if pre_mix.dtype != torch.float32:
             raise TypeError(
-                f"pre_mix is {pre_mix.dtype}; pass it on as it was made, torch.float32: a policy of FSDP2 "
-                "needs cast_forward_inputs=False and output_dtype=None"
+                f"pre_mix is {pre_mix.dtype}; pass it in torch.float32, as it was returned: a policy of "
+                "FSDP2 needs cast_forward_inputs=False and output_dtype=None"
             )
         there = None if attention_mask is None else attention_mask.bool()
         if self.engram is not None:
@@ -180,7 +182,7 @@ class DeepseekV41Block(v41_model.DeepseekV41Block):
         site = entered(NORMS, self.ffn_norm, site.residual, self.ffn_hc, *update)
         gate = self.ffn.gate
         if isinstance(gate, v4_model.DeepseekV4VisionGate):
-            # 0 of a token of an image, -1 of one of text
+            # 0 for a token of an image, -1 for a token of text
             gate.set_routing_context(None, None if image_mask is None else image_mask.to(torch.int32) - 1)
         output = self.ffn(site.y, None if there is None else ~there)
         return hc_post(output, site.residual, site.post, site.comb), site.pre, attended.state

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def digest(function: Callable[..., Any]) -> str:
-    """A hash of a function's code as it is written, but for comments, strings and blanks."""
+    """A hash of a function's source without comments, strings and blanks."""
     try:
         source = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError):

@@ -1,4 +1,4 @@
-"""HyperConnectionModule: the mHC site of Megatron Core's layers, by this package.
+"""HyperConnectionModule: the mHC site of Megatron Core's layers, computed by this package.
 
 megatron-core is no dependency of the package: only this module imports it.
 """
@@ -26,7 +26,7 @@ except ImportError as error:
     ) from error
 
 EPS = 1e-6
-"""What Sinkhorn, pre and the norm, beside the root, have added where the config does not say otherwise."""
+"""What is added in Sinkhorn, to pre, and to the root of the norm, unless the config says otherwise."""
 
 
 class Projection(Float32Parameters):
@@ -41,32 +41,32 @@ class Projection(Float32Parameters):
 class HyperConnectionModule(MegatronModule, Float32Parameters):
     """A site of the mHC residual path with the methods that Megatron Core's layers call.
 
-    It takes the place of Megatron's class of the same name in the spec of a layer, where that is
-    `self_attention_hyper_connection` and `mlp_hyper_connection`, with its parameters under the same names.
+    It replaces Megatron's class of the same name in the spec of a layer, under the keys
+    `self_attention_hyper_connection` and `mlp_hyper_connection`, and its parameters have the same names.
     Streams are merged, (s, b, n C).
-    In the form of DeepSeek-V4, r = 1 / (rms + 1e-6); with config.mhc_single_pass, that of V4.1,
+    In the form of DeepSeek-V4, r = 1 / (rms + 1e-6).  With config.mhc_single_pass, the form of V4.1,
     r = 1 / sqrt(q + config.layernorm_epsilon), and each collapse takes the weights of the site before.
 
     Args:
         config: a TransformerConfig with hidden_size, num_residual_streams, mhc_sinkhorn_iterations,
-            mhc_init_gating_factor, sequence_parallel and, where it has them, mhc_single_pass, mhc_epsilon and
+            mhc_init_gating_factor, sequence_parallel and, in newer versions, mhc_single_pass, mhc_epsilon and
             layernorm_epsilon.
-        layer_number: as Megatron's class takes it; not used.
-        precision: of the projection, as `hc_mixes` has it.
+        layer_number: accepted as by Megatron's class; not used.
+        precision: the precision of the projection, as in `hc_mixes`.
         implementation: "auto", "helion" or "pytorch".
 
     Parameters, float32 in a Float16Module too: mapping_proj.weight (n^2 + 2n, n C), alpha_pre, alpha_post and
         alpha_res (1,), bias (n^2 + 2n,).  With config.sequence_parallel each has the attribute
-        `sequence_parallel`, by which Megatron sums its gradient over the ranks.  Gradients arrive in `grad`,
-        from which Megatron's DistributedDataParallel adds them to `main_grad`; that of the weight, with
-        config.gradient_accumulation_fusion, in main_grad itself.
+        `sequence_parallel`, by which Megatron sums its gradient over the ranks.  Gradients are written to
+        `grad`, from which Megatron's DistributedDataParallel adds them to `main_grad`.  With
+        config.gradient_accumulation_fusion the gradient of the weight is added to main_grad directly.
 
-    Numerical policy: that of `hc_site` and `hc_post`: coefficients stay float32, where Megatron rounds them
-        to the dtype of the streams.
+    Numerical policy: as for `hc_site` and `hc_post`: coefficients stay float32, which Megatron rounds to the
+        dtype of the streams.
 
     Raises:
-        ValueError: streams that are not (s, b, n C), or a manager of recomputation; `recompute_streams`
-            keeps fewer streams.
+        ValueError: streams are not (s, b, n C), or a manager of recomputation is given; use
+            `recompute_streams` to keep fewer streams.
 
     Source: NVIDIA's Megatron-LM, branch dev, megatron/core/transformer/hyper_connection.py, whose interface
         this is.
@@ -102,7 +102,7 @@ class HyperConnectionModule(MegatronModule, Float32Parameters):
         )
         self.bias = torch.nn.Parameter(torch.zeros(rows, dtype=torch.float32))
         for parameter in self.parameters():
-            # what the Float16Module of branch dev asks for; that of a release asks the module
+            # the Float16Module of branch dev reads this attribute; that of a release asks the module
             parameter.keep_in_fp32 = True
         if config.sequence_parallel:
             mark_sequence_parallel(self.parameters())
@@ -128,8 +128,8 @@ class HyperConnectionModule(MegatronModule, Float32Parameters):
             hidden_states: (s, b, n C), the streams.
             mhc_recompute_manager: None.
             output_slot: None.
-            mhc_state: of mhc_single_pass, a record whose `pre_mix` is the weights of the site before, or None
-                at the first, which takes stream 0; the weights of this site are put there.
+            mhc_state: with mhc_single_pass, a record whose `pre_mix` has the weights of the site before, or
+                None at the first site, which takes stream 0.  This site stores its weights there.
 
         Returns:
             The input (s, b, C), h_res (s, b, n, n), h_post (s, b, n) and the residual (s, b, n C).
@@ -139,7 +139,7 @@ class HyperConnectionModule(MegatronModule, Float32Parameters):
         if self.single_pass:
             if mhc_state is None:
                 raise ValueError(
-                    "mhc_state is None; with mhc_single_pass pass the record of the forward at hand"
+                    "mhc_state is None; with mhc_single_pass pass the record of the running forward"
                 )
             if torch._C._current_graph_task_id() != -1:
                 raise RuntimeError(
@@ -189,9 +189,9 @@ class HyperConnectionModule(MegatronModule, Float32Parameters):
             original_residual: (s, b, n C), the residual that `forward` returned.
             h_post: (s, b, n).
             layer_output_with_bias: (s, b, C), and (C,) or None.
-            dropout_prob: where it is not 0 and training is set, the sublayer's part is made in PyTorch.
-            training: whether anything is dropped.
-            fused: as Megatron's method takes it; not used.
+            dropout_prob: if it is not 0 and training is set, PyTorch computes the sublayer's part.
+            training: whether dropout is applied.
+            fused: accepted as by Megatron's method; not used.
             manager: None.
         """
         _refuse_recomputation(manager, None)

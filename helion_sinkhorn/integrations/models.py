@@ -1,4 +1,4 @@
-"""The models of transformers that `patch` takes: their classes, what takes their place, and digests.
+"""The models of transformers that `patch` takes: their classes, our replacements, and digests.
 
 transformers is no dependency of the package: only this module imports it.
 """
@@ -32,8 +32,8 @@ NORMS = {
 }
 
 
-# These are subclasses of what they replace: transformers' `_init_weights` knows them, and the wrapping
-# policies of accelerate and FSDP, which look for names, find them.
+# These are subclasses of the classes that they replace, so that transformers' `_init_weights` knows them, and
+# the wrapping policies of accelerate and FSDP, which search by name, find them.
 class DeepseekV4HyperConnection(HyperConnection, deepseek.DeepseekV4HyperConnection):
     """`nn.HyperConnection` on a module that transformers made."""
 
@@ -45,7 +45,7 @@ class DeepseekV4HyperHead(HyperHead, deepseek.DeepseekV4HyperHead):
 class DeepseekV4DecoderLayer(deepseek.DeepseekV4DecoderLayer):
     """A decoder layer whose streams are updated by `hc_post`: float32 coefficients, one rounding.
 
-    Its sites make one gradient of the streams (`hc_site`), where autograd would add three.
+    Its sites compute one gradient of the streams (`hc_site`), while autograd would add three.
 
     The layer of transformers rounds post and comb to the dtype of the streams first, and then the product,
     the matrix product and their sum.
@@ -80,7 +80,7 @@ class Glm5NextTextDecoderLayer(glm.Glm5NextTextDecoderLayer):
         prev_topk_indices: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        # the name since transformers 5.24; the attentions have others, and take it by position
+        # the name since transformers 5.24; the attentions name it differently, and get it by position
         cache = kwargs.pop("cache", past_key_values)
         site, chosen = entered(NORMS, self.input_layernorm, hidden_states, self.attn_hc.enter), None
         if self.block_type == "linear_attention":
@@ -121,7 +121,7 @@ PACKAGE = Package(
         Known(deepseek.DeepseekV4HyperConnection, DeepseekV4HyperConnection, CONNECTION, connection_like),
         Known(glm.Glm5NextTextHyperConnection, Glm5NextTextHyperConnection, CONNECTION, connection_like),
     ),
-    # that of GLM-5.3, the mean of the streams, stays: one operator of PyTorch, without parameters
+    # the head of GLM-5.3, the mean of the streams, stays: one operator of PyTorch, without parameters
     heads=(Known(deepseek.DeepseekV4HyperHead, DeepseekV4HyperHead, HEAD, head_like),),
     layers=(
         Known(deepseek.DeepseekV4DecoderLayer, DeepseekV4DecoderLayer, {"forward": ("13b7e174d870e669",)}),

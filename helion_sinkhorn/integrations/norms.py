@@ -1,4 +1,4 @@
-"""The norm before a sublayer of another package, in the collapse that makes the sublayer's input."""
+"""The norm before a sublayer of another package, computed in the collapse that makes the sublayer's input."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from helion_sinkhorn.mhc.norm import HOOKS
 
 
 class Norm(NamedTuple):
-    """What is known of a class of RMSNorms."""
+    """What is known about a class of RMSNorms."""
 
     forward: Callable[..., torch.Tensor]
-    """Its forward: another one may compute something else."""
+    """The known forward; a different one may compute something else."""
     keeps_dtype: bool
-    """Whether a weight of a wider dtype makes no wider result."""
+    """Whether the result keeps the dtype of its input with a weight of a wider dtype."""
 
 
 Norms = Mapping[type[torch.nn.Module], Norm]
 
 
 def norm_of(kind: type[torch.nn.Module], keeps_dtype: bool, *digests: str) -> Norms:
-    """The row of a class, if its forward is one of the versions tested; otherwise its modules are called."""
+    """The row of a class, if its forward is of a tested version; otherwise its modules are called."""
     return {kind: Norm(kind.forward, keeps_dtype)} if digest(kind.forward) in digests else {}
 
 
 def entered(
     norms: Norms, norm: torch.nn.Module, streams: torch.Tensor, enter: Callable[..., Any], *given: Any
 ) -> Any:
-    """The way into a sublayer, enter(streams, *given), its y after the norm.
+    """The results of enter(streams, *given), the input of a sublayer, with y after the norm.
 
-    A norm that is known, and has no hook and no wrapper, is a part of the collapse; any other is called.
+    A known norm without hooks and wrappers is computed in the collapse; any other norm is called.
     """
     if _is_plain(norms, norm, streams):
         return enter(streams, *given, y_norm=norm)

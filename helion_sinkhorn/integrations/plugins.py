@@ -1,11 +1,11 @@
-"""What inference servers load as their plug-in: one that is off costs them the import of this package."""
+"""The plug-ins that inference servers load; one that is off only imports this package."""
 
 from __future__ import annotations
 
 import os
 
 SWITCH = "HELION_SINKHORN_SERVE"
-"""Unset, empty or "off": nothing is done; "on", or the tokens that a call has at least."""
+"""The environment variable: unset, empty or "off" does nothing; "on", or the least number of tokens."""
 
 
 def is_on() -> bool:

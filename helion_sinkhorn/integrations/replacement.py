@@ -1,4 +1,4 @@
-"""Modules of another package's model that become modules of this one, in place, and back again."""
+"""Turn modules of another package's model into modules of this package, in place, and back again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helion_sinkhorn.integrations.wrappers import held, is_same, turn, written
 from helion_sinkhorn.runtime.checks import type_of
 
 ADDED = ("hidden_size", "initializer_range", "options", "merged", "implementation")
-"""What the modules of this package have and the modules of other packages have not."""
+"""Attributes of this package's modules that the modules of other packages lack."""
 
 
 class Known(NamedTuple):
@@ -21,12 +21,12 @@ class Known(NamedTuple):
 
     theirs: type[torch.nn.Module]
     ours: type[torch.nn.Module] | None
-    """The class that takes its place; None of a norm, which is computed where it was called."""
+    """The class that replaces it; None for a norm, which is computed where it was called."""
     digests: Mapping[str, tuple[str, ...]]
-    """`digest` of each method that is replaced, in the versions tested."""
+    """`digest` of each replaced method, in the tested versions."""
     like: Callable[..., torch.nn.Module] | None = None
-    """From a module of theirs, with options, to one of this package on "meta" that computes the same; None
-    of a layer, which needs nothing more."""
+    """Makes, from a module of that class and options, a module of this package on "meta" that computes the
+    same; None for a layer, which needs no more."""
 
 
 class Package(NamedTuple):
@@ -36,24 +36,24 @@ class Package(NamedTuple):
     installed: str
     tested: tuple[str, ...]
     models: str
-    """Which models they are, for a message."""
+    """The names of the models, for messages."""
     connections: tuple[Known, ...]
     heads: tuple[Known, ...]
     layers: tuple[Known, ...]
     norms: tuple[Known, ...] = ()
     functions: tuple[tuple[ModuleType, str, tuple[str, ...]], ...] = ()
-    """What those methods call: where it is, its name, and its digests."""
+    """Functions that those methods call: the module, the name, and the digests of each."""
     others: Mapping[str, str] = {}
-    """Why a model that has a module of such a name is not taken."""
+    """By the name of a module, why a model that contains it is refused."""
 
     @property
     def known(self) -> dict[type[torch.nn.Module], Known]:
-        """What is known of a class."""
+        """What is known about each class."""
         return {known.theirs: known for column in self[4:8] for known in column}
 
     @property
     def back(self) -> dict[type[torch.nn.Module], type[torch.nn.Module]]:
-        """The class in whose place one of this package is."""
+        """For each class of this package, the class that it replaced."""
         return {known.ours: theirs for theirs, known in self.known.items() if known.ours}
 
 
@@ -68,7 +68,7 @@ class Patched(NamedTuple):
 def replace(package: Package, model: torch.nn.Module, layers: bool, **options: Any) -> Patched:
     """Turn the modules of a model into modules of this package.
 
-    Raises ValueError, and changes nothing, where one of them could not be turned.
+    Raises ValueError, and changes nothing, if one of them cannot be turned.
     """
     _check_model(model)
     for name, module in model.named_modules():
@@ -90,7 +90,7 @@ def replace(package: Package, model: torch.nn.Module, layers: bool, **options: A
 
 
 def restore(package: Package, model: torch.nn.Module) -> Patched:
-    """Take `replace` back."""
+    """Undo `replace`."""
     _check_model(model)
     back = package.back
     found = {name: m for name, m in model.named_modules() if isinstance(m, tuple(back))}
@@ -106,7 +106,7 @@ def restore(package: Package, model: torch.nn.Module) -> Patched:
 
 
 def kinds(column: Iterable[Known]) -> tuple[type[torch.nn.Module], ...]:
-    """The classes of another package."""
+    """The classes of the other package."""
     return tuple(known.theirs for known in column)
 
 
@@ -116,7 +116,7 @@ def _check_model(model: object) -> None:
 
 
 def _called(name: str, module: torch.nn.Module) -> str:
-    """A module's name in a message; the outermost has none."""
+    """A module's name in a message; the outermost module has no name."""
     return name or type(module).__name__
 
 
@@ -127,7 +127,7 @@ def _count(package: Package, modules: Iterable[torch.nn.Module]) -> Patched:
 
 
 def _refuse_model(package: Package, model: torch.nn.Module) -> NoReturn:
-    """Raise ValueError of a model that contains none of the modules that would be changed."""
+    """Raise ValueError for a model that contains none of the modules that would be changed."""
     wanted = " and no ".join(kind.__name__ for kind in kinds(package.connections + package.heads))
     reason = f"; pass {package.models}"
     for kind in {type(m).__name__ for m in model.modules()} & package.others.keys():
@@ -136,7 +136,7 @@ def _refuse_model(package: Package, model: torch.nn.Module) -> NoReturn:
 
 
 def _check_code(package: Package, name: str, module: torch.nn.Module) -> None:
-    """Raise ValueError unless the methods of a module's class, and of the norm in it, are known."""
+    """Raise ValueError unless the methods of a module's class, and of the class of its norm, are known."""
     is_layer = isinstance(module, kinds(package.layers))
     for part in (module,) if is_layer else (module, *module.children()):
         known = package.known.get(type(part))
@@ -155,7 +155,7 @@ def _check_code(package: Package, name: str, module: torch.nn.Module) -> None:
 
 
 def _changed(package: Package, functions: list[tuple[Any, str, tuple[str, ...]]]) -> tuple[str, str] | None:
-    """What is wrong with the first function that is not known, and what to do."""
+    """What is wrong with the first unknown function, and what to do; None if all are known."""
     for owner, name, digests in functions:
         function = getattr(owner, name)
         if digest(function) in digests:
@@ -174,10 +174,10 @@ def _changed(package: Package, functions: list[tuple[Any, str, tuple[str, ...]]]
 
 
 def _check_wrappers(package: Package, name: str, module: torch.nn.Module, change: str) -> None:
-    """Raise ValueError if a wrapper or hook would be lost, or would call the forward of the class before.
+    """Raise ValueError if a wrapper or hook would be lost, or would call the forward of the old class.
 
-    A wrapper that finds what it wraps in an attribute of the module, as accelerate's do, finds the other
-    forward there.  One that holds the method itself does not.
+    A wrapper that finds the wrapped forward in an attribute of the module, as accelerate's does, finds the
+    new forward there.  A wrapper that holds the method itself does not.
     """
     if getattr(module, "_is_fsdp_managed_module", False):
         raise ValueError(f"{name} is sharded by FSDP; call {change} before fully_shard")
@@ -188,7 +188,7 @@ def _check_wrappers(package: Package, name: str, module: torch.nn.Module, change
     if not (wrapper is None or is_same(wrapper, own) or (is_kept and not is_held)):
         raise ValueError(
             f"{name}: its forward was replaced on the instance by {written(wrapper)}, in which {change} "
-            f"cannot exchange the forward that it wraps; take it off, call {change}, and wrap again"
+            f"cannot exchange the forward that it wraps; remove it, call {change}, and wrap again"
         )
     if isinstance(module, kinds(package.layers)):
         return
@@ -200,12 +200,12 @@ def _check_wrappers(package: Package, name: str, module: torch.nn.Module, change
         if lost:
             raise ValueError(
                 f"the norm in {name} has {lost[0]}, and a patched module does not call its norm; "
-                f"take it off before {change}"
+                f"remove it before {change}"
             )
 
 
 def _attributes(known: Known, module: torch.nn.Module, options: dict[str, Any]) -> dict[str, Any]:
-    """What the class of this package needs on a module of another."""
+    """The attributes that a class of this package needs on a module of another package."""
     if known.like is None:
         return {}
     made = known.like(module, **options)

@@ -1,4 +1,4 @@
-"""What the plug-ins for vLLM and SGLang have in common: which calls they take, and the seam of a call."""
+"""The common parts of the plug-ins for vLLM and SGLang: which calls they take, and the seam of a call."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from helion_sinkhorn.ops.mhc.site.crossing import Crossing, Update, check_site, 
 from helion_sinkhorn.runtime.checks import type_of
 
 LEAST_TOKENS = 1024
-"""Calls of fewer tokens are left to the server where nothing else is said.
+"""By default calls of fewer tokens are left to the server.
 
-No server's kernels were measured beside ours.  Up to 128 tokens a seam takes 11 to 20 us here, split of fn
-included (docs/bench/serving.csv, us_unprepared, H200), and published times of others 8 to 15.  At 1024 tokens
-and C = 4096 its bytes alone take 20 us at 4.3 TB/s.
+No server's kernels were measured beside ours.  Up to 128 tokens a seam takes 11 to 20 us here, with the split
+of fn (docs/bench/serving.csv, us_unprepared, H200), and published times of other kernels are 8 to 15 us.
+With 1024 tokens and C = 4096 moving its bytes takes 20 us at 4.3 TB/s.
 """
 
 
 class Taken:
-    """Which calls are taken; one record a plug-in, as operators have no other way to it."""
+    """Which calls a plug-in takes; each plug-in has one global record, which its operators read."""
 
     least = LEAST_TOKENS
 
     def set(self, asked: int | str | None) -> None:
-        """From an argument, or the environment: None or "on" for the default, or a number of tokens."""
+        """Set from an argument or the environment: None or "on" for the default, or a number of tokens."""
         if asked is None or asked == "on":
             self.least = LEAST_TOKENS
             return
@@ -44,7 +44,7 @@ class Taken:
         self.least = text
 
     def takes(self, streams: torch.Tensor) -> bool:
-        """Whether a call with streams (..., n, C) is ours."""
+        """Whether this package computes a call with streams (..., n, C)."""
         return streams.shape[:-2].numel() >= self.least
 
 
@@ -57,15 +57,16 @@ def seam(
     norm_eps: float | None,
     weights: torch.Tensor | None = None,
 ) -> Crossing:
-    """`hc_boundary`, or without an update `hc_site` with the weights of the site before.
+    """Call `hc_boundary`, or without an update `hc_site` with the weights of the site before.
 
     Args:
         update: the sublayer's output, post (..., n) or (..., n, 1), and comb; or None.
         streams: (..., n, C).
         parameters: fn, scale and base.
         constants: in the order of the servers: norm_eps, pre_eps, eps, post_mult, sinkhorn_iters.
-        norm_weight: of the RMSNorm before the sublayer, or None, and its eps, which is not read then.
-        weights: (..., n), or None for those of this site.
+        norm_weight: the weight of the RMSNorm before the sublayer, or None.
+        norm_eps: the eps of that norm; not read without norm_weight.
+        weights: (..., n), or None for the weights of this site.
     """
     rms_eps, pre_eps, eps, post_mult, iterations = constants
     options = SiteOptions(iterations, eps, rms_eps, post_mult, pre_eps)
@@ -81,12 +82,12 @@ def seam(
 
 
 def per_stream(post: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
-    """post as (..., n), which the servers have as (..., n, 1)."""
+    """post as (..., n), which the servers pass as (..., n, 1)."""
     return post.reshape(streams.shape[:-1])
 
 
 def check_parameters(where: str, theirs: Callable[..., Any], ours: Callable[..., Any], release: str) -> None:
-    """Raise RuntimeError where a function to be replaced takes other arguments than the one that does it."""
+    """Raise RuntimeError if a function takes other arguments than its replacement."""
     beside = "self", "theirs"
     found, wanted = (
         [name for name in inspect.signature(function).parameters if name not in beside]

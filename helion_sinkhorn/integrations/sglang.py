@@ -1,4 +1,4 @@
-"""register(): the mHC functions of SGLang by this package, through its hooks.
+"""register(): compute the mHC functions of SGLang by this package, through its hooks.
 
 sglang is no dependency of the package: only this module imports it.
 """
@@ -84,8 +84,8 @@ def post_fusion(
     coefficients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     next: Any,
 ) -> Any:
-    """The seam of V4.1 by `hc_boundary`, where SGLang's own kernel takes it but for the GPU that needs."""
-    # a target for quantised experts is filled by SGLang's kernel alone
+    """The seam of V4.1 by `hc_boundary`, where SGLang's own kernel would take it on the GPU that it needs."""
+    # only SGLang's kernel fills a target for quantised experts
     is_open = next is not None and next.hc is not None and next.norm_fusable and next.mega_moe_input is None
     if not is_open or hc.cfg.cp_prefill or not taken.takes(residual):
         return theirs(hc, y, residual, coefficients, next)
@@ -110,21 +110,21 @@ HOOKS = {
 
 
 def register(least_tokens: int | str | None = None) -> tuple[str, ...]:
-    """Let SGLang's models take their residual path from this package, where a call has enough tokens.
+    """Let SGLang's models compute their residual path by this package, in calls with enough tokens.
 
-    SGLang calls it in each process where HELION_SINKHORN_SERVE is set, and applies the hooks after that.
+    SGLang calls it in each process if HELION_SINKHORN_SERVE is set, and applies the hooks after that.
 
     Args:
-        least_tokens: calls of fewer tokens are left to SGLang; None or "on" for 1024.  1 takes every call: a
-            token's results then do not depend on the tokens around it.
+        least_tokens: calls of fewer tokens are left to SGLang; None or "on" for 1024.  With 1 every call is
+            taken, and a token's results do not depend on the tokens around it.
 
     Returns:
         The functions that are hooked.
 
-    Numerical policy: that of `hc_site`, `hc_boundary`, `hc_post` and `hc_head`.
+    Numerical policy: as for `hc_site`, `hc_boundary`, `hc_post` and `hc_head`.
 
     Raises:
-        ValueError: least_tokens is neither.
+        ValueError: least_tokens is none of these.
         RuntimeError: a function of SGLang takes other arguments than in 0.5.23.  Nothing is hooked then.
     """
     taken.set(least_tokens)

@@ -1,4 +1,4 @@
-"""patch(model): the mHC residual path of a DeepseekV4 or GLM-5.3 model of transformers, by this package."""
+"""patch(model): compute the mHC residual path of transformers' DeepseekV4 and GLM-5.3 by this package."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ def patch(
     DeepseekV4HyperHead an `nn.HyperHead`; the head of GLM-5.3 is the mean of the streams and stays.  They
     stay the same objects with the same Parameter objects, so optimizers, state dicts, hooks and transformers'
     `init_weights` stay valid.  Every DeepseekV4DecoderLayer or Glm5NextTextDecoderLayer then updates its
-    streams by `hc_post`, and its two norms are parts of the collapse before them (`hc_pre`): one that has
-    a hook, a wrapper or another class is called as before.  `unpatch` takes all of it back.
+    streams by `hc_post`, and its two norms are computed in the collapse before them (`hc_pre`); a norm with a
+    hook, a wrapper or another class is called as before.  `unpatch` undoes all of it.
 
-    A forward that was wrapped on the instance, as accelerate's `dispatch_model` does, stays wrapped.  Within
-    such a layer a wrapper or hook of a site sees four results: post, comb,
-    collapsed, after such a norm, and the residual.
+    A forward that is wrapped on the instance, as by accelerate's `dispatch_model`, stays wrapped.  Within
+    such a layer a wrapper or hook of a site sees four results: post, comb, collapsed (after the norm, if it
+    is computed there), and the residual.
 
     Args:
-        model: a module that contains them, on any device; DeepseekV4ForCausalLM or
-            Glm5NextForConditionalGeneration for instance.
+        model: a module that contains them, on any device, such as a DeepseekV4ForCausalLM or a
+            Glm5NextForConditionalGeneration.
         layers: False leaves the update of the streams to transformers, with its roundings.
-        precision: of the projection, as `hc_mixes` has it.
-        implementation: "auto", "helion" or "pytorch", of the modules.
+        precision: the precision of the projection, as in `hc_mixes`.
+        implementation: "auto", "helion" or "pytorch", for the modules.
 
     Returns:
         How many modules of each kind were changed.
 
-    Numerical policy: in float32 the results equal the original's but for the order of sums.  In
-        bfloat16 they are closer to float64: where the original rounds coefficients, products and sums,
-        `hc_post` rounds once.  Under autocast the projection stays in float32, which the original's does not.
+    Numerical policy: in float32 the results equal the original's except for the order of sums.  In
+        bfloat16 they are closer to float64, since the original rounds coefficients, products and sums, and
+        `hc_post` rounds once.  Under autocast the projection stays in float32; the original's does not.
 
     Raises:
         TypeError: model is no module.
         ValueError: there is no such module, or one is patched already, is sharded by FSDP, has other code
-            than that of transformers 5.23.0 and 5.24.0, or has a wrapper or hook that would be lost.  Nothing
-            is changed then.
+            than in transformers 5.23.0 and 5.24.0, or has a wrapper or hook that would be lost.  Nothing is
+            changed then.
     """
     options = {"precision": precision, "implementation": implementation}
     deviation = _initializer_range(model)
@@ -56,7 +56,7 @@ def patch(
 
 
 def unpatch(model: torch.nn.Module) -> Patched:
-    """Take `patch` back: the classes of transformers again, with the Parameter objects that there are now.
+    """Undo `patch`: give the modules the classes of transformers again, with their present Parameter objects.
 
     Returns:
         How many modules of each kind were changed.
@@ -70,7 +70,7 @@ def unpatch(model: torch.nn.Module) -> Patched:
 
 
 def _initializer_range(model: torch.nn.Module) -> float | None:
-    """The standard deviation of a fresh projection that the model's config asks for."""
-    # GLM-5.3 has the default whatever its config says
+    """The standard deviation of a new projection by the model's config."""
+    # GLM-5.3 uses the default, whatever its config says
     is_glm = isinstance(model, glm.Glm5NextPreTrainedModel)
     return None if is_glm else getattr(getattr(model, "config", None), "initializer_range", None)

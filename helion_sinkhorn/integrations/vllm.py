@@ -1,4 +1,4 @@
-"""register(): the mHC operators of vLLM by this package, in the place of its CustomOps.
+"""register(): compute the mHC operators of vLLM by this package, instead of its CustomOps.
 
 vllm is no dependency of the package: only this module imports it.
 """
@@ -21,7 +21,7 @@ TESTED = "vllm==0.33.0"
 taken = Taken()
 METHOD = "forward_hip" if torch.version.hip else "forward_cuda"
 _left: dict[str, Callable[..., Any]] = {}
-"""vLLM's methods by the name of the operator, for the calls that are left to it."""
+"""vLLM's methods by the names of operators, for calls that are left to vLLM."""
 
 
 def mhc_pre(
@@ -68,13 +68,13 @@ def mhc_pre_delayed(
     post_layer_mix: torch.Tensor | None = None,
     comb_res_mix: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The streams, or nothing without an update; post, comb, the sublayer's input, pre: by `hc_boundary`.
+    """The streams, post, comb, the sublayer's input and pre, by `hc_boundary`; no streams without an update.
 
-    An operator must not return an argument: where there is no update its method returns the streams.
+    An operator must not return an argument, so without an update its method returns the streams.
     """
     constants = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
     update = None if sublayer_out is None else (sublayer_out, post_layer_mix, comb_res_mix)
-    # x is the embedding, of which all streams are copies: it is projected by another, narrower fn
+    # x is given if it is the embedding, of which all streams are copies: another, narrower fn projects it
     if x is not None or not taken.takes(residual):
         streams, *others = _left["mhc_pre_delayed"](
             residual, fn, hc_scale, hc_base, *constants, pre_mix, x, norm_weight, norm_eps,
@@ -90,7 +90,7 @@ def mhc_pre_delayed(
 
 
 def mhc_pre_delayed_fake(residual, *others):
-    # arguments at the end that are left at their defaults do not come
+    # arguments at the end that have their default values are not passed
     has_update = len(others) > 12 and others[12] is not None
     streams = torch.empty_like(residual) if has_update else residual.new_empty(0)
     post = _coefficients(residual)
@@ -181,27 +181,27 @@ OPERATORS = {
     "HCHeadOp": (hc_head, hc_head_fake),
     "MHCFusedPostPreOp": (mhc_fused_post_pre, mhc_fused_post_pre_fake),
 }
-"""vLLM's classes, and what takes the place of their methods for a GPU."""
+"""vLLM's classes, and the operators that replace their methods for a GPU."""
 
 
 def register(least_tokens: int | str | None = None) -> tuple[str, ...]:
-    """Let vLLM's models take their residual path from this package, where a call has enough tokens.
+    """Let vLLM's models compute their residual path by this package, in calls with enough tokens.
 
-    vLLM calls it in each process where HELION_SINKHORN_SERVE is set; by hand it has to come before the
-    model is built.  Which of the two computes a call is decided within an operator of torch, so vLLM's
-    compiled graphs serve any number of tokens.
+    vLLM calls it in each process if HELION_SINKHORN_SERVE is set; call it before the model is built to do so
+    by hand.  A torch operator decides which of the two packages computes a call, so that vLLM's compiled
+    graphs work for any number of tokens.
 
     Args:
-        least_tokens: calls of fewer tokens are left to vLLM; None or "on" for 1024.  1 takes every call: a
-            token's results then do not depend on the tokens around it.
+        least_tokens: calls of fewer tokens are left to vLLM; None or "on" for 1024.  With 1 every call is
+            taken, and a token's results do not depend on the tokens around it.
 
     Returns:
         The classes that are replaced.
 
-    Numerical policy: that of `hc_site`, `hc_boundary`, `hc_post` and `hc_head`.
+    Numerical policy: as for `hc_site`, `hc_boundary`, `hc_post` and `hc_head`.
 
     Raises:
-        ValueError: least_tokens is neither, or another package has replaced one of the classes.
+        ValueError: least_tokens is none of these, or another package has replaced one of the classes.
         RuntimeError: a method of vLLM takes other arguments than in 0.33.0.  Nothing is replaced then.
     """
     taken.set(least_tokens)
@@ -209,8 +209,8 @@ def register(least_tokens: int | str | None = None) -> tuple[str, ...]:
     for name, made in replaced.items():
         if getattr(made, "taken", None) is not taken:
             raise ValueError(
-                f"{name} of vLLM is replaced by {made.__module__} already; let one package do it, or name "
-                "the plug-ins to load in VLLM_PLUGINS"
+                f"{name} of vLLM is replaced by {made.__module__} already; load only one of the plug-ins, "
+                "by naming it in VLLM_PLUGINS"
             )
     if replaced:
         return tuple(OPERATORS)
@@ -223,7 +223,7 @@ def register(least_tokens: int | str | None = None) -> tuple[str, ...]:
 
 
 def _operator(run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator of torch, opaque to a compiler; of every device, as those of the package."""
+    """A torch operator, opaque to a compiler, for every device like the package's operators."""
     name = f"{NAMESPACE}::vllm_{run.__name__}"
     schema = torch.library.infer_schema(run, mutates_args=())
     torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
@@ -239,7 +239,7 @@ def _class_in_place_of(theirs: type[torch.nn.Module], operator: Callable[..., An
 
     def __init__(self, *given: Any, **options: Any) -> None:
         theirs.__init__(self, *given, **options)
-        # whichever was made last: they have no state but their parts, which are alike
+        # the method of the instance made last: instances have no state except parts that are all alike
         _left[name] = getattr(super(made, self), METHOD)
 
     def method(self, *given: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Forwards that were wrapped on a module's instance, as accelerate does, and a class that changes below."""
+"""Forwards that are wrapped on a module's instance, as by accelerate, while the module's class changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def is_same(value: object, method: MethodType) -> bool:
 
 
 def held(wrapper: Any) -> Iterator[Any]:
-    """What a wrapper calls, closes over or has as an attribute, and what those do; not what modules have."""
+    """The objects that a wrapper calls, closes over or has as attributes, recursively except into modules."""
     queue, seen = [wrapper], set()
     while queue:
         value = queue.pop()
@@ -37,7 +37,7 @@ def held(wrapper: Any) -> Iterator[Any]:
 
 
 def written(wrapper: Any) -> str:
-    """Where a wrapper's code is from, for a message."""
+    """The place of a wrapper's code, for a message."""
     function = wrapper
     while isinstance(function, functools.partial):
         function = function.func

@@ -1,7 +1,7 @@
 """Evidence, a row for each operator: how its calls are made, run and tested.
 
-The tuner, the gate and the tests run its kernels the same way, on the same inputs, and hold them to the same
-truths.
+The tuner, the gate and the tests run an operator's kernels in the same way, on the same inputs, and compare
+them with the same truths.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tensors = tuple[torch.Tensor, ...]
 Results = dict[str, torch.Tensor]
 """What an implementation computes, by the names of the truths."""
 Choices = Mapping[str, Choice]
-"""Configs that are named, by kernel; other kernels have what is stored for them."""
+"""Configs by kernel; kernels that are not named take their stored configs."""
 Calls = Callable[[Any], Iterator[tuple[str, Any]]]
 """workload -> (kernel, its call), one for each kernel."""
 
@@ -36,7 +36,7 @@ class Trial:
     """How a kernel is run by itself, by the tuner on a GPU and by the offline compiler on nothing."""
 
     operands: Callable[[Any, int, str], Tensors]
-    """(call, batch, device) -> what the kernel reads; of device "meta" only their layout is asked."""
+    """(call, batch, device) -> what the kernel reads; on the device "meta" only their layouts count."""
     run: Callable[..., torch.Tensor | Tensors]
     """(call, choice, *operands, **options) -> what it writes, through the launcher of the operator."""
     error: Callable[[Any, Choice, str], float]
@@ -46,14 +46,14 @@ class Trial:
 
 
 class Alone(NamedTuple):
-    """How a kernel is run by itself, where `run` launches others too; the fields are those of Trial."""
+    """How a kernel is run by itself where `run` launches other kernels too; the fields are those of Trial."""
 
     operands: Callable[[Any, int, str], Tensors]
     run: Callable[..., torch.Tensor | Tensors]
 
 
 def no_problems(binary: Any) -> Iterator[str]:
-    """No rule beside those that hold for every kernel."""
+    """No rules beside those for every kernel."""
     return iter(())
 
 
@@ -68,14 +68,14 @@ def tokens_of(workload: Any, elements: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What an operator shows; a Binary is one of machine.binary, which stands above this module."""
+    """How an operator is tested; a Binary is one of machine.binary, which may not be imported here."""
 
     name: str
     workload: type[Any]
     """The type of its workloads."""
     kernels: Mapping[str, Kernel]
     computes: Mapping[str, tuple[str, ...]]
-    """The results that show what each kernel, or each of the `parts`, did; those of `others` too."""
+    """For each kernel, also of `others`, or each of the `parts`, the results that show what it computed."""
     kernel_calls: Calls
     """The kernels that a call of this workload launches."""
     of_call: Callable[[str, Any, int], Any]
@@ -88,49 +88,49 @@ class Evidence:
     truths: Callable[..., dict[str, Truth]]
     """(workload, *inputs): by the name of the result."""
     run: Callable[..., Results]
-    """(workload, choices, of, *inputs): the results named in `of`, by launches with these choices, and by the
-    path of a CPU where choices is None.  It launches no kernel that these results do not need, and an element
-    may have other tokens than the workload says."""
+    """(workload, choices, of, *inputs): the results named in `of`, by launches with these choices, or by the
+    path of a CPU if choices is None.  It launches no kernel that these results do not need, and an element
+    may have another number of tokens than the workload says."""
     call_public: Callable[[Any, Callable[..., torch.Tensor]], None]
-    """(workload, empty): the public function, for what it checks, on tensors of empty(*shape, dtype=...)."""
+    """(workload, empty): call the public function, for its checks, on tensors of empty(*shape, dtype=...)."""
     _: KW_ONLY
     judged: int = 16
     """Tokens or matrices that the tuner tests a config by; a multiple of 16, as timed batches are."""
     same_bits: frozenset[str] = frozenset()
-    """Results of which every config makes the same bits: batches of other sizes may have other configs."""
+    """Results with the same bits for every config, since batches of other sizes may have other configs."""
     others: Calls = no_calls
     """Kernels of other operators that make results of this one too."""
     optional: frozenset[str] = frozenset()
     """Results by options that a workload's call does not have: the gate tests them, the tuner does not."""
     parts: Callable[[Any], Iterator[tuple[str, str, Any]]] | None = None
     """workload -> (part, kernel, its call), where a call launches a kernel several times: `run` takes choices
-    by the parts that have a name, and by kernel else."""
+    by the names of parts, and otherwise by kernel."""
     batch: Callable[[Any, int], int] = tokens_of
-    """(workload, elements): what the configs of so many elements are looked up by."""
+    """(workload, elements): the batch by which the configs of so many elements are looked up."""
     spare: Calls = no_calls
-    """Kernels that could launch a call, and that the public function does not take for it."""
+    """Kernels that could compute a call, but that the public function does not choose for it."""
     public: Callable[..., Results] | None = None
     """(workload, of, *inputs): by the public function and autograd, where it does more than `run`."""
     by_public: Callable[[Any, bool], Collection[str]] | None = None
-    """(workload, whether on a GPU): the results by which `public` is tested, if not by all."""
+    """(workload, whether on a GPU): the results by which `public` is tested; None for all."""
     by_eager: Callable[[Any], Collection[str]] | None = None
-    """The results of a workload that the path of a CPU has, if not all."""
+    """The results of a workload that the path of a CPU has; None for all."""
     by_kernels: Callable[[Any], Collection[str]] | None = None
-    """The results of a workload by which kernels are tested, if not by all."""
+    """The results of a workload by which kernels are tested; None for all."""
     alone: Mapping[str, Alone] = field(default_factory=lambda: MappingProxyType({}))
-    """By kernel, where its trial is another than `run` on the operands of a workload; its error is not."""
+    """By kernel, its trial where that is not `run` on the operands of a workload; its error still is."""
     errors: Mapping[str, Callable[[Any, Choice, str], float]] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """(call, choice, device) -> the error of a kernel that its results hide: of what it computes itself."""
+    """(call, choice, device) -> the error of what a kernel itself computes, where its results hide it."""
     judged_apart: frozenset[str] = frozenset()
-    """Kernels of which the judge launches another program than the trial that is timed."""
+    """Kernels whose test launches another program than the timed trial."""
     fixed: tuple[str, ...] = ()
-    """Fields of a workload that its trials do not take: their launches have the defaults."""
+    """Fields of a workload that its trials do not take; their launches use the defaults."""
     problems: Callable[[Any], Iterator[str]] = no_problems
     """Binary -> why it must not be launched, beside the reasons that hold for every kernel."""
     call: Callable[[Any, str], None] | None = None
-    """(workload, device): the launches of a call and its gradient; None where those are the trials'."""
+    """(workload, device): make the launches of a call and its gradient; None where the trials do."""
 
     @functools.cached_property
     def trials(self) -> Mapping[str, Trial]:
@@ -172,14 +172,14 @@ class Evidence:
 
 @functools.lru_cache(maxsize=1)
 def _truths(evidence: Evidence, workload: Any) -> dict[str, Truth]:
-    """One set for all choices of a call."""
+    """The truths of a workload, made once for all choices."""
     return evidence.truths(workload, *evidence.inputs(workload, EVERY_STEP))
 
 
 def by_elements(
     compute: Callable[[slice], Results], count: int, of: Collection[str], sums: Collection[str]
 ) -> Results:
-    """The results in `of`: what belongs to tokens by one call for all elements, sums by a call for each.
+    """The results in `of`: those of tokens by one call for all elements, sums by a call for each element.
 
     Args:
         compute: the results of these elements, sums among them with an element in front.
@@ -194,7 +194,7 @@ def by_elements(
 
 
 def paths(choices: Choices | None, eager: ModuleType, launch: ModuleType) -> tuple[Callable[..., Any], ...]:
-    """(forward, backward) of a module of launches with these choices, or of the path of a CPU without."""
+    """(forward, backward) of a module of launches with these choices, or of the CPU path without choices."""
     if choices is None:
         return eager.forward, eager.backward
     return (
@@ -204,13 +204,13 @@ def paths(choices: Choices | None, eager: ModuleType, launch: ModuleType) -> tup
 
 
 def given(unused: str, **upstream: torch.Tensor) -> list[torch.Tensor | None]:
-    """Upstream gradients as an operator has them: None for those of results which nothing used."""
+    """Upstream gradients as an operator gets them: None for results that nothing used."""
     return [None if name in unused.split() else t for name, t in upstream.items()]
 
 
 def used(
     results: Iterable[torch.Tensor], upstream: Iterable[torch.Tensor | None]
 ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """The results that have an upstream gradient, and these."""
+    """The results that have an upstream gradient, and these gradients."""
     pairs = zip(results, upstream, strict=True)
     return tuple(zip(*((r, g) for r, g in pairs if g is not None), strict=True))

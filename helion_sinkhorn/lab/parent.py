@@ -16,10 +16,10 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Let this process be killed as soon as the one that started it is gone.
+    """Let this process be killed as soon as the process that started it is gone.
 
-    On Linux the kernel does it, even within a compiler; elsewhere, and in a worker of a pool, a thread looks.
-    Call it first: until then only the end of its input tells a child.
+    On Linux the operating system does it, even within a compiler; elsewhere, and in a worker of a pool, a
+    thread checks.  Call it first: until then a child notices only the end of its input.
     """
     pool = multiprocessing.parent_process()
     # The kernel waits for the thread that started this process.  In a pool that thread ends before the pool

@@ -15,15 +15,15 @@ SIGMAS = 5.0
 
 
 def chain(count: int) -> float:
-    """Units by which a term errs in a sum of `count`, its own rounding and those of the additions.
+    """The error of a term in a sum of `count` terms, in units: its own rounding and those of additions.
 
-    One after another: count^3 / 3 squared units, shared among the terms.
+    If terms are added one after another, all have count^3 / 3 squared units together.
     """
     return 1.0 + count / math.sqrt(3.0)
 
 
 def tree(count: int) -> float:
-    """The same where at most 2 sqrt(count) numbers are added in a chain: a tree, or a loop over tiles."""
+    """The error of a term with at most 2 sqrt(count) additions in a chain: a tree, or a loop over tiles."""
     return 1.0 + 2.0 * math.sqrt(count)
 
 
@@ -36,7 +36,7 @@ class Rounding:
     generator: torch.Generator = field(default_factory=torch.Generator)
 
     ARGUMENT = 3.0
-    """x - max, times log2(e), and that constant: relative to the argument of the exponential."""
+    """The error of the exponential's argument, relative to it: x - max, times log2(e), and that constant."""
     EXP = 4.0
     """ex2.approx: 2^-22."""
     RECIPROCAL = 4.0

@@ -1,4 +1,4 @@
-"""What a result should be, and how far it is from that, in units of what correct rounding can do.
+"""The true value of a result, and its error in units of what correct rounding can cause.
 
 Four statistics of e = (result - truth) / spread over the tested matrices, each with a derived limit:
 
@@ -6,11 +6,11 @@ Four statistics of e = (result - truth) / spread over the tested matrices, each 
             plus half a unit in the last place of a narrow result.  Finds what is wrong in one place.
     rms     root mean square of e, at most 1: the model gives every rounding the size of its bound, so no
             arithmetic within the bounds exceeds it.  Finds what is a little wrong everywhere.
-    bias    mean of sign(truth) e, at most what functions wrong by their bound to one side do, plus five
+    bias    mean of sign(truth) e, at most that of functions wrong by their bound to one side, plus five
             standard errors.  Finds what is very little wrong, but always to the same side.
     parity  the error beside that of float32 PyTorch on the same inputs (Peer): the median of the
-            matrices' ratios and the ratio of the worst errors.  Finds arithmetic that is right for its
-            algorithm and worse than what users have.
+            matrices' ratios and the ratio of the worst errors.  Finds arithmetic that is correct for its
+            algorithm but worse than what users have.
 
 spread^2 = sigma^2 + half_ulp^2 / 3: the model's deviation, and one rounding to the result's type, uniform in
 its interval.
@@ -68,8 +68,7 @@ class ToTheBaseTwo(Systematic):
 
 @dataclass(frozen=True)
 class Peer:
-    """What PyTorch reaches in float32 on some inputs, and the floor of each matrix, both relative to
-    `scale`."""
+    """PyTorch's errors in float32 on some inputs, and the floor of each matrix, both relative to `scale`."""
 
     scale: torch.Tensor
     """What an error of an entry is relative to."""
@@ -92,7 +91,7 @@ def largest_error(result: torch.Tensor, exact: torch.Tensor, scale: torch.Tensor
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is known about one result; `passes` is the verdict."""
+    """The statistics of one result; `passes` is the verdict."""
 
     worst: float
     z: float
@@ -126,7 +125,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Truth:
-    """One result of a workload in float64, with what is derived for it."""
+    """One result of a workload in float64, with its derived limits."""
 
     exact: torch.Tensor
     budget: torch.Tensor
@@ -202,7 +201,7 @@ class Truth:
 
 
 def spread(exact: torch.Tensor, budget: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The deviation behind an error budget, with that of the last rounding, uniform in its interval."""
+    """The deviation that an error budget is made of, with that of the last rounding, which is uniform."""
     half = rounding.half_ulp(exact, dtype)
     return (((budget - half) / rounding.SIGMAS).square() + half.square() / 3).sqrt()
 

@@ -52,57 +52,56 @@ def hc_boundary(
     out: Out | None = None,
     implementation: str = "auto",
 ) -> Crossing:
-    """Take a sublayer's output into the streams, and make the next sublayer's input and coefficients.
+    """Add a sublayer's output to the streams, and make the next sublayer's input and coefficients.
 
         streams = hc_post(f, x, post, comb, bias)
         (pre, post', comb') from streams, as `hc_site` makes them with fn, scale and base of the next site
         y_c = sum_i p_i streams_ic,  p = pre_next, or pre where that is None; or its RMSNorm
-    DeepSeek-V4 collapses the streams with the weights of the same site: pre_next is None.  DeepSeek-V4.1
-    takes the weights of the site before: pass the `pre` that came with post and comb.
+    DeepSeek-V4 collapses the streams with the weights of the same site: pass None for pre_next.
+    DeepSeek-V4.1 takes the weights of the site before: pass the `pre` that came with post and comb.
 
     Args:
         f: (..., C), the sublayer's output, any floating dtype, as `hc_post` takes it.
-        x: (..., n, C), the streams before it, `residual` of the call that made post and comb; float32,
-            bfloat16, float16 or float64.
+        x: (..., n, C), the streams before it, which are the `residual` of the call that made post and comb;
+            float32, bfloat16, float16 or float64.
         post: (..., n), any floating dtype.
         comb: (..., n, n), any floating dtype.
         pre_next: (..., n), any floating dtype, or None.
-        fn: (n^2 + 2n, n C), the projection of the next site.  It, scale to norm_weight, post_mult, pre_eps,
-            post_eps, precision and eps_outside are what `hc_site` takes for that site.
+        fn: (n^2 + 2n, n C), the projection of the next site.  fn, scale to norm_weight, post_mult, pre_eps,
+            post_eps, precision and eps_outside are the arguments of `hc_site` for that site.
         scale: (3,).
         base: (n^2 + 2n,).
-        sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`; 0 leaves the logits of comb as they are.
-        eps: of Sinkhorn's softmax and denominators, and added to pre; 0, or 1e-12 to 1.
+        sinkhorn_iters: T, the number of iterations, as in `hc_split_sinkhorn`; with 0 comb is its logits.
+        eps: added to Sinkhorn's softmax and denominators, and to pre; 0, or 1e-12 to 1.
         norm_eps: added to the mean square under the root, as in `hc_mixes`.
-        norm_weight: (n C,), weight of the norm, or None for 1.
+        norm_weight: (n C,), the weight of the norm, or None for 1.
         bias: (C,), any floating dtype, added to f, or None.
-        post_mult: factor of post, as in `hc_split_sinkhorn`.
+        post_mult: the factor of post, as in `hc_split_sinkhorn`.
         pre_eps: added to pre; None for eps.
         post_eps: added to post.
-        comb_order: "io" or "oi", of comb and of the one that is returned.
+        comb_order: "io" or "oi", the order of comb and of the comb that is returned.
         precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
         eps_outside: add norm_eps to the root and not under it.
-        y_norm_weight: (C,), weight of the RMSNorm before the sublayer, which makes y then, as in `hc_pre`; or
-            None.
+        y_norm_weight: (C,), the weight of the RMSNorm before the sublayer, as in `hc_pre`: y is then its
+            result; or None.
         y_norm_eps: added to the mean square of y.
-        form: "deepseek" or "log", of Sinkhorn, as in `hc_split_sinkhorn`.
+        form: "deepseek" or "log", the form of Sinkhorn, as in `hc_split_sinkhorn`.
         merged: x is (..., n C), as some models keep streams, and so is the residual.
-        comb_next: (..., n, n), any floating dtype, taken as it is in the place of Sinkhorn's, in comb_order;
-            or a function of its logits (..., K), float32, that returns it: fn and base then have 2n + K rows,
-            and 2n with a tensor.  None for Sinkhorn.
+        comb_next: (..., n, n), any floating dtype, in comb_order, used instead of Sinkhorn's matrix: fn and
+            base then have 2n rows; or a function that returns it from its logits (..., K), float32: fn and
+            base then have 2n + K rows.  None for Sinkhorn.
         out: tensors that results are written into (`Out`), where nothing needs a gradient; None for new ones.
-            residual may be x, post post, comb comb, and pre pre_next.
+            Its residual may be x, its post and comb the arguments of these names, and its pre pre_next.
         implementation: "auto", "helion" or "pytorch".
 
     Returns:
         y (..., C), pre (..., n), post (..., n), comb (..., n, n), and residual (..., n, C), the new streams.
 
-    Numerical policy: that of `hc_post` and `hc_site`; the projection takes the new streams as they were
-        rounded.
+    Numerical policy: as for `hc_post` and `hc_site`; the projection takes the rounded new streams.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: what the two raise, and of an `out` that does not fit,
-            overlaps another argument, or would have a gradient.
+        TypeError, ValueError, NotImplementedError: as the two functions do, and for an `out` that does not
+            fit, overlaps another argument, or would have a gradient.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), and the order of
         collapses in DeepSeek-V4.1's inference code.
@@ -122,24 +121,24 @@ def hc_boundary(
 def check_boundary(
     update: Update | None, x: torch.Tensor, site: SiteParameters, weights: torch.Tensor | None
 ) -> None:
-    """Raise unless the tensors are those of an update, if there is one, and of the site after it."""
-    # the update first, or what is wrong with f or x is said of fn
+    """Raise unless the tensors fit an update, if there is one, and the site after it."""
+    # the update is checked first, since otherwise an error about f or x would name fn
     if update is not None:
         check_update(update.f, x, *update[1:])
     check_site(x, site, weights)
 
 
 class HyperBoundary(HyperConnection):
-    """A HyperConnection after a sublayer: that sublayer's output and the streams to the next one's input.
+    """A HyperConnection after a sublayer: from that sublayer's output and the streams to the next input.
 
         y, pre, post, comb, streams = hc_boundary(f, streams, post, comb, pre, fn, scale, base, ...)
-    A model of DeepSeek-V4.1's form is a chain of them: the first has no sublayer before it and collapses the
-    streams to stream 0, each other one takes the pre of the one before, and the collapse after the last is
-    `hc_pre(streams, pre)`.  `HyperSublayer` does this around a sublayer.
+    A model of DeepSeek-V4.1's form is a chain of these modules: the first one has no sublayer before it and
+    collapses the streams to stream 0, each other one takes the pre of the one before, and the collapse after
+    the last is `hc_pre(streams, pre)`.  `HyperSublayer` does this around a sublayer.
 
-    Args: as of HyperConnection, of the site after the boundary.
+    Args: as for HyperConnection; they are for the site after the boundary.
 
-    Parameters, numerical policy, errors: as of HyperConnection and `hc_boundary`.
+    Parameters, numerical policy, errors: as for HyperConnection and `hc_boundary`.
 
     Source: DeepSeek-V4.1's inference code.
     """
@@ -155,18 +154,18 @@ class HyperBoundary(HyperConnection):
         y_norm: torch.nn.Module | None = None,
         out: Out | None = None,
     ) -> Crossing:
-        """From one sublayer's output to the next one's input, the streams' new coefficients, and the streams.
+        """Return the next sublayer's input, the new coefficients, and the new streams.
 
         Args:
-            f: (..., C), or None at the first site, whose streams wait for no update.
+            f: (..., C), the output of the sublayer before, or None at the first site.
             streams: (..., n, C).
             post: (..., n), or None with f.
             comb: (..., n, n), or None with f.
-            pre: (..., n) of the site before, as in V4.1; None for that of this site, as in V4.
+            pre: (..., n), the pre of the site before, as in V4.1; None for the pre of this site, as in V4.
             y_norm: the RMSNorm before the next sublayer, as `HyperConnection.enter` takes it.
             out: tensors that results are written into, as `hc_boundary` takes them; its residual (..., n, C).
         """
-        # hc_boundary says it where the two have changed places
+        # if the two were exchanged, hc_boundary reports it
         if getattr(f, "ndim", 0) <= getattr(streams, "ndim", 0):
             streams = apart_for(self, streams)
         update = None if f is post is comb is None else Update(f, post, comb, None)

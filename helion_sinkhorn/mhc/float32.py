@@ -11,7 +11,7 @@ WIDE = (torch.float32, torch.float64)
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:
-    """Float32 of a narrower floating tensor; any other is returned as it is."""
+    """A narrower floating tensor in float32; any other tensor is returned as it is."""
     return x.float() if x.is_floating_point() and x.dtype not in WIDE else x
 
 
@@ -28,7 +28,7 @@ class Float32Parameters(torch.nn.Module):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True):
         def keep(x: torch.Tensor) -> torch.Tensor:
             y = fn(x)
-            # of x, not of y: y has lost 16 of the 24 bits
+            # converted from x and not from y, which has lost 16 of the 24 bits
             return y if widened(y) is y else x.to(device=y.device, dtype=torch.float32)
 
         return super()._apply(keep, recurse)

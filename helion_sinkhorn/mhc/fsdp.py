@@ -13,9 +13,9 @@ def fully_shard_float32(model: torch.nn.Module, **options: Any) -> list[list[tor
     """Shard the mHC modules of a model in groups of their own, which compute with float32 parameters.
 
     `fully_shard` with MixedPrecisionPolicy(param_dtype=torch.bfloat16) gathers every parameter of a layer in
-    bfloat16, also of HyperConnection, whose projection then has 8 of its 24 bits.  A module that is in a
-    group already is left out of the layer's: call this first, then `fully_shard` of the layers and of the
-    model.  The groups gather and reduce in float32 and pass the streams on in the dtype they have.
+    bfloat16, including those of HyperConnection, whose projection then has 8 of its 24 bits.  A module that
+    already is in a group is left out of the layer's group: call this function first, and then `fully_shard`
+    of the layers and of the model.  The groups gather and reduce in float32, and streams keep their dtype.
 
     Args:
         model: a module that contains HyperConnection or HyperHead modules.
@@ -35,7 +35,7 @@ def fully_shard_float32(model: torch.nn.Module, **options: Any) -> list[list[tor
     groups: list[list[torch.nn.Module]] = []
     grouped: set[torch.nn.Module] = set()
     for parent in model.modules():
-        # one that several layers share goes with the first
+        # a module that several layers share goes with the first layer
         group = [
             m for m in parent.children()
             if isinstance(m, (HyperConnection, HyperHead)) and m not in grouped

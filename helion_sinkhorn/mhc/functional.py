@@ -29,7 +29,7 @@ def hc_expand(h: torch.Tensor, n: int, *, merged: bool = False) -> torch.Tensor:
 
     Args:
         h: (..., C), any floating dtype, the embedding.
-        n: streams, at least 1.
+        n: the number of streams, at least 1.
         merged: return (..., n C), as some models keep streams.
 
     Returns:
@@ -83,27 +83,27 @@ def hc_coeffs(
         fn: (n^2 + 2n, n C), any floating dtype, the projection.
         scale: (3,), for pre, post and comb.
         base: (n^2 + 2n,).
-        sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`; 0 leaves the logits of comb as they are.
-        eps: of Sinkhorn's softmax and denominators, and added to pre; 0, or 1e-12 to 1.
+        sinkhorn_iters: T, the number of iterations, as in `hc_split_sinkhorn`; with 0 comb is its logits.
+        eps: added to Sinkhorn's softmax and denominators, and to pre; 0, or 1e-12 to 1.
         norm_eps: added to the mean square under the root, as in `hc_mixes`.
-        norm_weight: (n C,), weight of the norm, or None for 1.
-        post_mult: factor of post, as in `hc_split_sinkhorn`.
+        norm_weight: (n C,), the weight of the norm, or None for 1.
+        post_mult: the factor of post, as in `hc_split_sinkhorn`.
         pre_eps: added to pre; None for eps.
         post_eps: added to post.
         comb_order: "io" for comb[input stream, output stream], "oi" for its transpose.
         precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
         eps_outside: add norm_eps to the root and not under it.
-        form: "deepseek" or "log", of Sinkhorn, as in `hc_split_sinkhorn`.
+        form: "deepseek" or "log", the form of Sinkhorn, as in `hc_split_sinkhorn`.
         merged: x is (..., n C), as some models keep streams.
         implementation: "auto", "helion" or "pytorch", for both.
 
     Returns:
         pre (..., n), post (..., n), comb (..., n, n), float32; float64 for float64 streams.
 
-    Numerical policy: that of the two operators; the mixes between them are float32 and never rounded.
+    Numerical policy: as for the two operators; the mixes between them are float32 and never rounded.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: what the two operators raise.
+        TypeError, ValueError, NotImplementedError: as the two operators do.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2.
     """
@@ -145,7 +145,7 @@ def hc_head(
         base: (n,).
         eps: added to pre.
         norm_eps: added to the mean square under the root, as in `hc_mixes`.
-        norm_weight: (n C,), weight of the norm, or None for 1.
+        norm_weight: (n C,), the weight of the norm, or None for 1.
         precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
         eps_outside: add norm_eps to the root and not under it.
         merged: x is (..., n C), as some models keep streams.
@@ -155,7 +155,7 @@ def hc_head(
         y (..., C) in the dtype of x.
 
     Numerical policy: all arithmetic in float32 (float64 for float64 streams); one rounding to the dtype of x.
-        The gate's derivative is sigmoid(a) sigmoid(-a), which a saturated gate does not cancel.
+        The gate's derivative is sigmoid(a) sigmoid(-a), without cancellation in a saturated gate.
 
     Raises:
         TypeError: an argument is no floating-point tensor, eps or norm_eps no number.

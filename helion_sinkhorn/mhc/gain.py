@@ -17,9 +17,9 @@ def watching_gain(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
         with watching_gain(model) as gains:
             model(tokens)
         print(max(gains.values()))
-    Sinkhorn's last step makes the column sums of comb 1, which is the gain of the streams.  What the
-    iterations leave is in the row sums, sum_o comb[i, o]: the gain of the gradients, which multiplies from
-    site to site.  It is near 1 while Sinkhorn converges; steep logits make it grow.
+    Sinkhorn's last step makes the column sums of comb 1, which is the gain of the streams.  The row sums,
+    sum_o comb[i, o], are 1 only as far as the iterations have converged.  They are the gain of the gradients,
+    which multiplies from site to site, and grow with steep logits.
 
     Args:
         model: a module that contains HyperConnection or HyperBoundary modules.

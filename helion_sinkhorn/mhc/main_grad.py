@@ -1,4 +1,4 @@
-"""Gradients of parameters in training with main_grad buffers, and over ranks that share a sequence."""
+"""Gradients of parameters with main_grad buffers, and their sums over ranks that share a sequence."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from helion_sinkhorn.runtime.checks import type_of
 
 
 def into_main_grad(parameter: torch.Tensor) -> torch.Tensor:
-    """A parameter whose gradient is added to `parameter.main_grad` in the backward, and not returned.
+    """The values of a parameter whose gradient is added to `parameter.main_grad` in the backward.
 
         main_grad += dparameter,  in the dtype of main_grad and not of the parameter
-    Pass the result in the parameter's place: `hc_site(x, into_main_grad(fn), scale, base)`.  The convention
-    is that of Megatron Core and TransformerEngine (`fuse_wgrad_accumulation`): where the parameter has an
-    attribute `grad_added_to_main_grad`, it becomes True, and `grad` is zeros, so that hooks run which reduce
-    main_grad over ranks; otherwise the parameter gets no `grad`.  A parameter without main_grad, or with
-    None, has its gradient in `grad`, as has every parameter under torch.compile.
+    Pass the result instead of the parameter: `hc_site(x, into_main_grad(fn), scale, base)`.  The convention
+    is that of Megatron Core and TransformerEngine (`fuse_wgrad_accumulation`).  If the parameter has an
+    attribute `grad_added_to_main_grad`, it becomes True, and `grad` is zeros, so that the hooks run that
+    reduce main_grad over ranks; otherwise the parameter gets no `grad`.  A parameter whose main_grad is
+    missing or None gets its gradient in `grad`, and so does every parameter under torch.compile.
 
     Args:
         parameter: any shape, floating; main_grad has its shape, float32 as a rule.
 
     Returns:
-        The parameter's values, float32 for one of two bytes an entry.
+        The parameter's values, in float32 if its entries have two bytes.
 
-    Numerical policy: a narrow parameter's gradient arrives in float32, and is not rounded to the parameter's
+    Numerical policy: the gradient of a narrow parameter is float32, and is not rounded to the parameter's
         dtype before it is added.
 
     Raises:
@@ -63,14 +63,14 @@ class _IntoMainGrad(torch.autograd.Function):
 
 
 def mark_sequence_parallel(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Set `sequence_parallel` on parameters, by which Megatron Core sums their gradients over tensor ranks.
+    """Set `sequence_parallel` on parameters, so that Megatron Core sums their gradients over tensor ranks.
 
-    Where ranks have tokens of their own (sequence, context or data parallel), these gradients are sums over a
-    rank's tokens, and have to be summed over ranks: fn, scale, base, norm weights and a bias of `hc_post`.
-    Those of f, the streams, pre, post and comb belong to tokens, and stay on their rank.
+    Where each rank has its own tokens (sequence, context or data parallel), the gradients of fn, scale, base,
+    norm weights and a bias of `hc_post` are sums over a rank's tokens, and have to be summed over ranks.  The
+    gradients of f, the streams, pre, post and comb belong to tokens, and stay on their rank.
 
     Args:
-        parameters: of sites and heads: `module.parameters()`.
+        parameters: the parameters of sites and heads, `module.parameters()`.
     """
     for parameter in parameters:
         parameter.sequence_parallel = True

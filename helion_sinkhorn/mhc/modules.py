@@ -18,44 +18,44 @@ from helion_sinkhorn.ops.mhc.streams import MOST_STREAMS, refuse_merged
 from helion_sinkhorn.runtime.checks import check_finite, check_flag, check_implementation, check_int
 
 INITIALIZER_RANGE = 0.02
-"""Standard deviation of a fresh projection; base begins at 0 and scale at 1, as in transformers."""
+"""The standard deviation of a new projection; base begins at 0 and scale at 1, as in transformers."""
 
 
 class HyperConnection(Float32Parameters):
-    """One site of the mHC residual path: streams to the coefficients and the collapsed input of a sublayer.
+    """One site of the mHC residual path: from streams to the coefficients and the input of a sublayer.
 
         mixes = fn x / rms(x),  (pre, post, comb) = hc_split_sinkhorn(mixes, scale, base, ...)
         collapsed_c = sum_i pre_i x_ic
     The sublayer's output f then updates the streams: `hc_post(f, residual, post, comb)`.  `enter` returns the
-    residual, x with one gradient for all its uses (`hc_site`); calling the module returns what the module of
-    transformers does, and autograd adds the gradient that x has as the residual.
+    residual, which is x with one gradient for all its uses (`hc_site`).  Calling the module returns the
+    results of the module of transformers, and autograd adds the gradient that x has as the residual.
 
     Args:
         hidden_size: C.
-        hc_mult: n, streams, 1 to 16.
-        sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`; 0 leaves the logits of comb as they are.
-        eps: of Sinkhorn's softmax and denominators, and added to pre; 0, or 1e-12 to 1.
+        hc_mult: n, the number of streams, 1 to 16.
+        sinkhorn_iters: T, the number of iterations, as in `hc_split_sinkhorn`; with 0 comb is its logits.
+        eps: added to Sinkhorn's softmax and denominators, and to pre; 0, or 1e-12 to 1.
         norm_eps: added to the mean square under the root, as in `hc_mixes`.
-        post_mult: factor of post, as in `hc_split_sinkhorn`.
+        post_mult: the factor of post, as in `hc_split_sinkhorn`.
         pre_eps: added to pre; None for eps.
         post_eps: added to post.
         comb_order: "io" for comb[input stream, output stream], "oi" for its transpose.
         precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
         eps_outside: add norm_eps to the root and not under it.
-        form: "deepseek" or "log", of Sinkhorn, as in `hc_split_sinkhorn`.
+        form: "deepseek" or "log", the form of Sinkhorn, as in `hc_split_sinkhorn`.
         merged: streams are (..., n C), as some models keep them, and so is the residual.
-        initializer_range: standard deviation of fn in `reset_parameters`.
+        initializer_range: the standard deviation of fn in `reset_parameters`.
         implementation: "auto", "helion" or "pytorch".
-        device: of the parameters, "meta" too.
+        device: the device of the parameters; "meta" is accepted too.
 
-    Attribute `fuse_wgrad_accumulation`, False: set, gradients are added to the parameters' `main_grad`, where
-        they have one (`into_main_grad`).
+    Attribute `fuse_wgrad_accumulation`, by default False: if it is True, gradients are added to the
+        parameters' `main_grad`, if they have one (`into_main_grad`).
 
-    Parameters, float32 whatever the default dtype and whatever the module is converted to, but for float64
-        (`Float32Parameters`): fn (n^2 + 2n, n C), base (n^2 + 2n,), scale (3,).  Names, shapes and order of
-        rows are as in DeepseekV4HyperConnection of transformers, whose state dicts fit both ways.
+    Parameters: fn (n^2 + 2n, n C), base (n^2 + 2n,), scale (3,).  They are float32 for any default dtype and
+        after any conversion of the module except to float64 (`Float32Parameters`).  Names, shapes and order
+        of rows are as in DeepseekV4HyperConnection of transformers, and state dicts fit both ways.
 
-    Numerical policy: that of `hc_site`; autocast is off inside.
+    Numerical policy: as for `hc_site`; autocast is off inside.
 
     Raises:
         TypeError, ValueError: an option that the operators do not take, when the module is made.
@@ -105,7 +105,7 @@ class HyperConnection(Float32Parameters):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal fn, base 0, scale 1."""
+        """Set fn to normal numbers, base to 0 and scale to 1."""
         _reset(self.fn, self.base, self.scale, self.initializer_range)
 
     def forward(
@@ -115,9 +115,9 @@ class HyperConnection(Float32Parameters):
         with_residual: bool = False,
         y_norm: torch.nn.Module | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """(..., n, C) to post (..., n), comb (..., n, n) and collapsed (..., C), in transformers' order.
+        """Streams (..., n, C) to post (..., n), comb (..., n, n), collapsed (..., C), as in transformers.
 
-        With the residual after them if asked; `enter` names the results.
+        If requested, the residual comes last; `enter` names the results.
         """
         streams = apart_for(self, streams)
         site, options = with_norm(self.site, self.options, y_norm, streams)
@@ -138,15 +138,15 @@ class HyperConnection(Float32Parameters):
         return SiteParameters(*parameters)
 
     def enter(self, streams: torch.Tensor, *, y_norm: torch.nn.Module | None = None) -> Site:
-        """(..., n, C) to the sublayer's input y, post, comb and residual, the last three for `hc_post`.
+        """Streams to the sublayer's input y, and to post, comb and residual, which `hc_post` takes.
 
         Args:
             streams: (..., n, C).
             y_norm: the RMSNorm before the sublayer, a module with weight (C,), and eps or variance_epsilon.
-                Then y is what it would make of y, in one pass and not kept: pass it instead of calling it.
-                Its parameters stay its own, and its hooks are not called.
+                y is then the result of this norm, computed in one pass: pass the norm instead of calling it.
+                Its parameters stay in that module, and its hooks are not called.
         """
-        # by the module's call, so that FSDP and hooks see it
+        # the module is called, so that FSDP and hooks see it
         given = {} if y_norm is None else {"y_norm": y_norm}
         post, comb, y, residual = self(streams, with_residual=True, **given)
         return Site(y, post, comb, residual)
@@ -169,20 +169,20 @@ class HyperHead(Float32Parameters):
 
     Args:
         hidden_size: C.
-        hc_mult: n, streams, 1 to 16.
+        hc_mult: n, the number of streams, 1 to 16.
         eps: added to pre.
         norm_eps: added to the mean square under the root, as in `hc_mixes`.
         precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
         eps_outside: add norm_eps to the root and not under it.
         merged: streams are (..., n C), as some models keep them.
-        initializer_range: standard deviation of hc_fn in `reset_parameters`.
+        initializer_range: the standard deviation of hc_fn in `reset_parameters`.
         implementation: "auto", "helion" or "pytorch".
-        device: of the parameters, "meta" too.
+        device: the device of the parameters; "meta" is accepted too.
 
     Parameters, float32 as in HyperConnection: hc_fn (n, n C), hc_base (n,), hc_scale (1,), the names
         and shapes of DeepseekV4HyperHead in transformers.
 
-    Numerical policy: that of `hc_head`; autocast is off inside.
+    Numerical policy: as for `hc_head`; autocast is off inside.
 
     Raises:
         TypeError, ValueError: an option that the operators do not take, when the module is made.
@@ -223,7 +223,7 @@ class HyperHead(Float32Parameters):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal hc_fn, hc_base 0, hc_scale 1."""
+        """Set hc_fn to normal numbers, hc_base to 0 and hc_scale to 1."""
         _reset(self.hc_fn, self.hc_base, self.hc_scale, self.initializer_range)
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
@@ -267,14 +267,14 @@ def _check_deviation(initializer_range: float) -> None:
 
 
 def _reset(fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, deviation: float) -> None:
-    # by torch.nn.init: as a checkpoint is loaded, transformers has it leave what the checkpoint filled
+    # torch.nn.init is used since transformers makes it skip parameters that a checkpoint has filled
     torch.nn.init.normal_(fn, std=deviation)
     torch.nn.init.zeros_(base)
     torch.nn.init.ones_(scale)
 
 
 def _empty(device: torch.device | str | None, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
-    # float32 by name: models are made under a default dtype of bfloat16
+    # float32 is named, since models are made under a default dtype of bfloat16
     return [torch.empty(shape, device=device, dtype=torch.float32) for shape in shapes]
 
 

@@ -17,25 +17,25 @@ SMALLEST_NORM = 1e-7
 def orthogonalized(momenta: Sequence[torch.Tensor], steps: int = 5) -> list[torch.Tensor]:
     """Muon's Newton-Schulz iterations of many matrices; matrices of one shape are one batch.
 
-    fn of a site has n^2 + 2n rows and fills no GPU, and all sites of a model have the same shape: for 86
-    sites the products of 5 steps are 1,290 launches one by one, and 15 in a batch.
+    fn of a site has n^2 + 2n rows, too few to fill a GPU, and the same shape in all sites of a model.  For 86
+    sites the products of 5 steps take 1,290 launches one by one, and 15 in a batch.
 
         X_0 = M / |M|;  A = X X^T,  X <- a X + (b A + c A A) X
     X has the singular vectors of M, and singular values between about 0.7 and 1.2 where a value of M is not
     tiny beside the largest.
 
     Args:
-        momenta: matrices of any floating dtype; the momentum of `site.fn` for each HyperConnection, say.
-            DTensors as `full_tensor()`: a part of the rows is another matrix.
-        steps: iterations, at least 1.
+        momenta: matrices of any floating dtype, such as the momentum of `site.fn` for each HyperConnection.
+            Pass the `full_tensor()` of DTensors, since a part of the rows is another matrix.
+        steps: the number of iterations, at least 1.
 
     Returns:
-        One matrix for each, in the dtype it has.
+        One matrix for each, in its dtype.
 
     Numerical policy: float32, float64 for float64 matrices; one rounding at the end.
 
     Raises:
-        TypeError, ValueError: what is no matrix, steps less than 1.
+        TypeError, ValueError: a momentum is no matrix, or steps is less than 1.
 
     Source: Jordan et al., Muon: an optimizer for hidden layers in neural networks (2024).
     """

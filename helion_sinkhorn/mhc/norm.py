@@ -1,4 +1,4 @@
-"""The RMSNorm before a sublayer, a module of its own, as a part of the collapse that makes its input."""
+"""The RMSNorm module before a sublayer, computed in the collapse that makes the sublayer's input."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ HOOKS = (
 def with_norm(
     site: SiteParameters, options: SiteOptions, norm: torch.nn.Module | None, streams: torch.Tensor
 ) -> tuple[SiteParameters, SiteOptions]:
-    """A site's parameters and options, and a norm's, whose call is left out.
+    """A site's parameters and options with those of a norm, which then need not be called.
 
     Args:
-        norm: an RMSNorm by its class's name, with `weight` (C,) or None, and `eps` or `variance_epsilon`, of
-            which None stands for what torch.nn.RMSNorm takes: twice the unit roundoff of float32, or of
-            float64 for such streams; None for no norm.  A weight that counts from 1, as Gemma's does, is not
-            known as one.
+        norm: an RMSNorm by the name of its class, with `weight` (C,) or None, and `eps` or
+            `variance_epsilon`; or None for no norm.  An eps of None is that of torch.nn.RMSNorm: twice the
+            unit roundoff of float32, or of float64 for float64 streams.  A weight that is added to 1, as in
+            Gemma, is not recognised.
 
     Raises:
-        TypeError: it is no such module, or has a bias.
+        TypeError: norm is no such module, or has a bias.
     """
     if norm is None:
         return site, options
@@ -46,7 +46,7 @@ def with_norm(
 
 
 def is_plain(norm: torch.nn.Module, size: int) -> bool:
-    """Whether a norm's call does nothing but the RMSNorm of so many entries, which a collapse can do."""
+    """Whether a norm's call does nothing but an RMSNorm of `size` entries, which a collapse can compute."""
     if type(norm) is not torch.nn.RMSNorm or norm.normalized_shape != (size,):
         return False
     return "forward" not in norm.__dict__ and not any(getattr(norm, name, None) for name in HOOKS)

@@ -14,13 +14,13 @@ LARGEST = 448.0
 SCALES = ("float32", "e8m0")
 LAYOUTS = ("row", "column")
 LEAST_FLOOR = 1e-30
-"""Below it a scale would come near float32's smallest normal number, which some devices flush to zero."""
+"""With a smaller floor a scale might be near float32's smallest normal number, which some devices flush."""
 NOT_A_NUMBER = 255
 """The exponent field of float32's NaN and infinity, and e8m0's NaN."""
 
 
 class Quantized(NamedTuple):
-    """What a product of matrices in float8 takes."""
+    """The operand of a float8 matrix product."""
 
     values: torch.Tensor
     """(..., C), float8_e4m3fn."""
@@ -36,22 +36,24 @@ def quantize(
         a_g = max(max_c |u_c|, floor) of group g
         s_g = a_g / 448,  or with scales="e8m0" the smallest power of two that is not below it
         values_c = e4m3(u_c / s_g)
-    u is what `hc_pre`, `hc_site` and `hc_boundary` return as y, after its norm if they have one:
+    u is the y that `hc_pre`, `hc_site` and `hc_boundary` return, normalised if they have a norm:
 
         y = hc_pre(x, pre, y_norm_weight=weight)
         values, scales = quantize(y, group=32, scales="e8m0", layout="column")
-    DeepSeek-V4 is served with G = 128 and scales of either kind, V4.1 with G = 32 and e8m0, MXFP8.  A column
-    takes 1 + 4 / 128 bytes with G = 128 and float32, 1 + 1 / 32 with G = 32 and e8m0.
+    For inference DeepSeek-V4 takes G = 128 and scales of either kind, V4.1 takes G = 32 and e8m0 (MXFP8).  A
+    column takes 1 + 4 / 128 bytes with G = 128 and float32, and 1 + 1 / 32 with G = 32 and e8m0.
 
     Args:
         u: (..., C), any floating dtype; C is a multiple of G.
         group: G.
         scales: "float32" or "e8m0", a byte with the exponent of a power of two.
         layout: "row" for scales (..., C / G), contiguous, float32 or float8_e8m0fnu.  "column", for u (...,
-            T, C), as DeepGEMM reads them: the tokens of a group are neighbours, and each group starts at a
-            multiple of 4 tokens: strides (1, T rounded up to 4).  e8m0 is packed four groups to an int32
-            there, the first in the lowest byte: (..., T, C / 4G rounded up); what the last lacks is 0.
-        floor: of a group's largest entry, 1e-30 to 448; 1e-10 is vLLM's and SGLang's, 1e-4 DeepGEMM's.
+            T, C), is DeepGEMM's layout: the tokens of a group are neighbours, and each group starts at a
+            multiple of 4 tokens, so that strides are (1, T rounded up to 4).  e8m0 scales are then packed,
+            four groups to an int32 with the first in the lowest byte: (..., T, C / 4G rounded up); missing
+            groups are 0.
+        floor: the least value of a group's largest entry, 1e-30 to 448; vLLM and SGLang use 1e-10, DeepGEMM
+            1e-4.
 
     Returns:
         values (..., C), contiguous, and scales.
@@ -59,19 +61,20 @@ def quantize(
     Numerical policy: float32 (float64 for float64 u): s and u / s are rounded once each, then to the nearest
         e4m3, ties to even; with e8m0 the division is exact.  The largest entry of a group is 448 or close to
         it, so nothing saturates.  With e8m0 the bits are those of DeepGEMM's PyTorch function
-        `per_token_cast_to_fp8` for the same floor; with float32 that one multiplies by 1 / s, rounded, and a
-        value in 2,000 differs.  A group with a NaN or an infinity has scale NaN and values NaN.  PyTorch on
-        every device, three or more kernels on a GPU; torch.compile makes fewer, but on a CPU it knows no
-        float8_e8m0fnu, only the packed int32.  A token's results do not depend on the tokens around it.
+        `per_token_cast_to_fp8` for the same floor; with float32 that function multiplies by a rounded 1 / s,
+        and one value in 2,000 differs.  A group with a NaN or an infinity has scale NaN and values NaN.
+        PyTorch computes it on every device, with three or more kernels on a GPU; torch.compile makes fewer,
+        but on a CPU it supports only the packed int32 and not float8_e8m0fnu.  A token's results do not
+        depend on the tokens around it.
 
     Raises:
         TypeError: u is no floating-point tensor, group no int, floor no number.
         ValueError: C is no multiple of G, an option is unknown or out of range, or layout="column" and u has
             one dimension.
-        RuntimeError: u requires a gradient, and gradients are enabled: none goes through.
+        RuntimeError: u requires a gradient, and gradients are enabled; quantize has none.
 
-    Source: OCP Microscaling Formats (MX) 1.0 for e8m0, whose scale is the largest power of two not above
-        max|u| / 256 instead and lets entries saturate; this one is DeepSeek's.
+    Source: OCP Microscaling Formats (MX) 1.0 for e8m0.  Its scale is the largest power of two not above
+        max|u| / 256 and lets entries saturate; the scale here is DeepSeek's.
     """
     check_tensor("u", u, "(..., C)")
     group = check_int("group", group, 1)
@@ -88,7 +91,7 @@ def quantize(
         )
     if u.requires_grad and torch.is_grad_enabled():
         raise RuntimeError(
-            "u requires a gradient, which rounding to float8 has not; quantize for inference, under "
+            "u requires a gradient, and rounding to float8 has none; quantize for inference, under "
             "torch.no_grad()"
         )
     parts = u.to(computing(u.dtype)).unflatten(-1, (u.size(-1) // group, group))
@@ -107,9 +110,10 @@ def quantize(
 
 
 def _power_of_two(largest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The biased exponent, int32, of the smallest power of two from largest / 448 up, and that in float32.
+    """The smallest power of two that is at least largest / 448: its biased exponent, int32, and its float32.
 
-    By the bits of a float32: a logarithm would err next to a power of two.  448 is 1.75 times 2^8.
+    It is computed from the bits of a float32, since a logarithm may be wrong near a power of two.  448 is
+    1.75 times 2^8.
     """
     bits = largest.view(torch.int32)
     exponent, mantissa = bits >> 23, bits & 0x7FFFFF
@@ -120,7 +124,7 @@ def _power_of_two(largest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _packed(exponents: torch.Tensor) -> torch.Tensor:
-    """Four groups to an int32, the first in the lowest byte."""
+    """Exponents packed four groups to an int32, with the first in the lowest byte."""
     missing = -exponents.size(-1) % 4
     first, second, third, fourth = (
         torch.nn.functional.pad(exponents, (0, missing)).unflatten(-1, (-1, 4)).unbind(-1)
@@ -129,7 +133,7 @@ def _packed(exponents: torch.Tensor) -> torch.Tensor:
 
 
 def _by_column(scales: torch.Tensor) -> torch.Tensor:
-    """The same (..., T, K) with tokens as neighbours, every group at a multiple of 4 tokens."""
+    """Scales (..., T, K) with tokens as neighbours in memory, and every group at a multiple of 4 tokens."""
     tokens = scales.size(-2)
     padded = torch.nn.functional.pad(scales.mT, (0, -tokens % 4))
     return padded.contiguous()[..., :tokens].mT

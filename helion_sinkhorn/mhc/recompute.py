@@ -1,4 +1,4 @@
-"""recompute_streams: fewer residual streams kept for the backward, the others made again there."""
+"""recompute_streams: keep fewer residual streams for the backward, which computes the others again."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from helion_sinkhorn.runtime.updates import Update, observing
 
 @contextmanager
 def recompute_streams(every: int) -> Iterator[None]:
-    """Keep the residual streams of every k-th update for the backward, and make the others again there.
+    """Keep the residual streams of every k-th update for the backward, which computes the others again.
 
         with recompute_streams(every=8):
             loss = model(tokens)
         loss.backward()
-    An update is a call of `hc_post` or `hc_boundary`; a layer of a transformer has two.  Streams made again
-    are what `hc_post` returns for the same arguments, which are kept anyway: no sublayer runs twice.  The
-    backward makes the streams between two kept ones when it reaches the last, and frees each after its use.
-    With L updates, L / every streams are kept and at most every - 1 are made again at a time, so sqrt(L) is
-    the value with the lowest peak.  The price is one more `hc_post` forward for each of the others.
+    An update is a call of `hc_post` or `hc_boundary`; a layer of a transformer has two.  The backward calls
+    `hc_post` with the same arguments, which are kept anyway, so that no sublayer runs twice.  It computes the
+    streams between two kept ones when it reaches the last of them, and frees each after its use.  With L
+    updates, L / every streams are kept and at most every - 1 are computed again at a time, so sqrt(L) is the
+    value with the lowest peak.  The price is one more `hc_post` forward for each stream that is not kept.
 
     Args:
         every: k, at least 1; 1 keeps all streams.
 
-    Numerical policy: results and gradients have the bits that they have without it.
+    Numerical policy: results and gradients have the same bits as without it.
 
-    Streams that are changed in place after their update, made inside `torch.compile`, or inside
-    `torch.utils.checkpoint` are kept as they would be without it.  With retain_graph=True what was made
-    again stays until the graph is freed.
+    Streams that are changed in place after their update, or made inside `torch.compile` or
+    `torch.utils.checkpoint`, are kept as without it.  With retain_graph=True streams that were computed again
+    stay until the graph is freed.
 
     Raises:
         TypeError, ValueError: every is no integer of at least 1.
@@ -55,12 +55,12 @@ def recompute_streams(every: int) -> Iterator[None]:
 
 
 def innermost_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """The (pack, unpack) with which autograd saves tensors here and now."""
+    """The (pack, unpack) hooks with which autograd saves tensors at this point."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 class _Saved:
-    """A tensor that autograd saved, or a view of streams that can be made again."""
+    """A tensor that autograd saved, or a view of streams that can be computed again."""
 
     def __init__(self, t: torch.Tensor, source: torch.Tensor | _Remade) -> None:
         self.source, self.version = source, t._version
@@ -78,10 +78,10 @@ class _Saved:
 
 
 class Finished(NamedTuple):
-    """When a CUDA stream had made a tensor.
+    """The time at which a CUDA stream had made a tensor.
 
-    Autograd orders streams along gradients.  Of two sites that saved the same residual streams one makes them
-    again, and nothing else lets the other wait.
+    Autograd orders CUDA streams along gradients.  If two sites saved the same residual streams, one computes
+    them again, and only this lets the other wait.
     """
 
     stream: torch.cuda.Stream
@@ -89,7 +89,7 @@ class Finished(NamedTuple):
 
     @classmethod
     def here(cls, made: torch.Tensor) -> Finished | None:
-        """When the current stream will have what it has just queued; None on a CPU."""
+        """The time at which the current CUDA stream will have done what is queued; None on a CPU."""
         if not made.is_cuda:
             return None
         stream = torch.cuda.current_stream(made.device)
@@ -104,7 +104,7 @@ class Finished(NamedTuple):
 
 
 class _Remade:
-    """Streams that are not kept: their update, and the streams once the backward has made them again."""
+    """Streams that are not kept: their update, and the streams once the backward has computed them again."""
 
     def __init__(self, streams: torch.Tensor, x: _Saved, update: Update) -> None:
         self.storage = StorageWeakRef(streams.untyped_storage())
@@ -142,7 +142,7 @@ def _saved(t: torch.Tensor | None) -> _Saved | None:
 
 
 class _Recorder:
-    """Which storages hold streams that can be made again, and what autograd saves meanwhile."""
+    """The storages that hold streams that can be computed again, and what autograd saves meanwhile."""
 
     def __init__(self, every: int) -> None:
         self.every, self.updates, self.thread = every, 0, threading.get_ident()
@@ -153,7 +153,7 @@ class _Recorder:
         # hooks belong to a thread; a DTensor's storage is not where its values are
         if threading.get_ident() != self.thread or type(streams) is not torch.Tensor:
             return
-        # what is not saved by these hooks, as inside a checkpoint, cannot be made again by them
+        # what other hooks save, as inside a checkpoint, cannot be computed again by these
         if not streams.requires_grad or innermost_hooks() != (self.pack, self.unpack):
             return
         # graphs that were dropped without a backward
@@ -179,14 +179,14 @@ class _Recorder:
         return saved.tensor()
 
     def forget(self) -> None:
-        """Hold no arguments of streams that are gone."""
+        """Release the arguments of streams that no longer exist."""
         # a backward may run in another thread than the forward that adds to them
         for at, remade in list(self.known.items()):
             if remade.storage.expired() and self.known.get(at) is remade:
                 self.known.pop(at, None)
 
     def source(self, t: torch.Tensor) -> torch.Tensor | _Remade:
-        """The streams of which t is a view, if they can be made again; else t."""
+        """The streams of which t is a view, if they can be computed again; otherwise t."""
         # no other storage can have the address while a weak reference is there
         remade = self.known.get(t.untyped_storage()._cdata) if type(t) is torch.Tensor else None
         return remade if remade is not None and remade.is_view(t) else t.detach()

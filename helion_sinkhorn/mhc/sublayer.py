@@ -18,7 +18,7 @@ from helion_sinkhorn.runtime.pieces import computing
 
 
 class Pending(NamedTuple):
-    """Streams to which a sublayer's output is still to be added, as `HyperBoundary` takes them."""
+    """Streams to which a sublayer's output is still to be added, in the form that `HyperBoundary` takes."""
 
     f: torch.Tensor
     """(..., C), the sublayer's output."""
@@ -41,30 +41,31 @@ class HyperSublayer(torch.nn.Module):
         y, post, comb, residual = connection.enter(streams, y_norm=norm)
         f = sublayer(y, ...)
         new streams = hc_post(f, residual, post, comb)
-    This is DeepSeek-V4's form.  In that of DeepSeek-V4.1 (delayed_pre=True) each collapse takes the weights
-    of the site before, so that one call of `hc_boundary` makes the update of one sublayer and the input of
-    the next.  Such a module therefore returns a `Pending`, which the next one takes: the first takes streams,
-    of which its sublayer gets stream 0, and `collapse` of the last result is the hidden state at the end.
+    This is DeepSeek-V4's form.  In the form of DeepSeek-V4.1 (delayed_pre=True) each collapse takes the
+    weights of the site before, so that one call of `hc_boundary` makes the update of one sublayer and the
+    input of the next.  Such a module returns a `Pending`, which the next module takes.  The first module
+    takes streams, and its sublayer gets stream 0; `collapse` makes the final hidden state of the last
+    `Pending`.
 
     Args:
-        sublayer: a module from (..., C) to (..., C), attention or an MLP for instance.
+        sublayer: a module from (..., C) to (..., C), such as attention or an MLP.
         hidden_size: C.
-        hc_mult: n, streams, 1 to 16.
+        hc_mult: n, the number of streams, 1 to 16.
         norm: a module from (..., C) to (..., C); None for torch.nn.RMSNorm of C with norm_eps.  A
-            torch.nn.RMSNorm without hooks is a part of the collapse, any other module is called.  Pass
-            torch.nn.Identity() where the sublayer has a norm of its own.
+            torch.nn.RMSNorm without hooks is computed in the collapse; any other module is called.  Pass
+            torch.nn.Identity() if the sublayer has a norm of its own.
         delayed_pre: False for DeepSeek-V4's form, True for DeepSeek-V4.1's.
-        options: what HyperConnection takes: sinkhorn_iters, eps, norm_eps, form, merged and the others,
-            device too.
+        options: the arguments of HyperConnection: sinkhorn_iters, eps, norm_eps, form, merged, device and the
+            others.
 
-    State dict: connection.fn, connection.base and connection.scale, as HyperConnection has them, float32;
-        norm.weight, or what the given norm has; and what the sublayer has, under sublayer.
+    State dict: connection.fn, connection.base and connection.scale, as in HyperConnection, in float32;
+        norm.weight, or the entries of the given norm; and the sublayer's entries under sublayer.
 
     Numerical policy: results and gradients have the bits of the three calls, or of HyperBoundary.
 
     Raises:
-        TypeError: sublayer or norm is no module, or what HyperConnection raises of its options.
-        ValueError: streams that are not (..., n, C), or a `Pending` whose coefficients were rounded.
+        TypeError: sublayer or norm is no module, or HyperConnection refuses the options.
+        ValueError: streams are not (..., n, C), or the coefficients of a `Pending` were rounded.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880).
     """
@@ -96,14 +97,14 @@ class HyperSublayer(torch.nn.Module):
         """From the streams before the sublayer to the streams after it.
 
         Args:
-            streams: (..., n, C); with delayed_pre what the sublayer before returned, or (..., n, C) if there
-                is none.
+            streams: (..., n, C); with delayed_pre the `Pending` of the sublayer before, or (..., n, C) at the
+                first sublayer.
             *arguments: passed on to the sublayer after its input.
             **keywords: passed on to the sublayer.
 
         Returns:
-            The new streams (..., n, C), or a `Pending` with delayed_pre.  Where the sublayer returns a tuple,
-            its first element is the output, and the result is a tuple of the streams and the others.
+            The new streams (..., n, C), or a `Pending` with delayed_pre.  If the sublayer returns a tuple,
+            its first element is the output, and the result is a tuple of the streams and the other elements.
         """
         norm = self.norm if is_plain(self.norm, self.connection.hidden_size) else None
         if self.delayed_pre:
@@ -135,7 +136,7 @@ class HyperSublayer(torch.nn.Module):
             return self.connection(*streams, y_norm=norm)
         check_tensor("streams", streams, "(..., n, C)")
         apart = apart_for(self.connection, streams)
-        # of the streams, so that it is sharded as they are
+        # made from the streams, so that they are sharded alike
         ones, zeros = torch.ones_like(apart[..., :1, 0]), torch.zeros_like(apart[..., 1:, 0])
         return self.connection(None, streams, pre=torch.cat([ones, zeros], -1), y_norm=norm)
 

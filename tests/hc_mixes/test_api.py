@@ -324,7 +324,7 @@ REFUSED = {
                               "norm_weight is on meta, x on cpu"),
     "norm_eps is None": (OK, {"norm_eps": None}, TypeError, f"norm_eps is None; {EPS}"),
     "norm_eps is a flag": (OK, {"norm_eps": True}, TypeError, f"norm_eps is True; {EPS}"),
-    "norm_eps is 0": (OK, {"norm_eps": 0.0}, ValueError, f"norm_eps is 0.0; {EPS}: with less a token of"),
+    "norm_eps is 0": (OK, {"norm_eps": 0.0}, ValueError, f"norm_eps is 0.0; {EPS}: with a smaller one a"),
     "norm_eps is negative": (OK, {"norm_eps": -1e-6}, ValueError, f"norm_eps is -1e-06; {EPS}"),
     "norm_eps is subnormal": (OK, {"norm_eps": 1e-38}, ValueError, f"norm_eps is 1e-38; {EPS}"),
     "norm_eps is infinite": (OK, {"norm_eps": math.inf}, ValueError, f"norm_eps is inf; {EPS}"),

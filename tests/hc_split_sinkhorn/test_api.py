@@ -373,7 +373,7 @@ def test_the_log_form_and_the_logits_of_comb(n, iters, spread):
 def test_partial_sums_are_for_the_form_that_has_kernels():
     partials, squares = torch.zeros(2, 3, 24), torch.ones(2, 3)
     for options in ({"form": "log"}, {"sinkhorn_iters": 0}):
-        with pytest.raises(ValueError, match=r"reduce is given with form=.*; partial sums are taken"):
+        with pytest.raises(ValueError, match=r"reduce is given with form=.*; partial sums need"):
             hc_split_sinkhorn(partials, SCALE, BASE, reduce=Reduce(squares, 64), **options)
 
 

@@ -1,4 +1,4 @@
-"""What several test files do alike: seeded inputs, a value with its gradient, equality to the bit."""
+"""Helpers of several test files: seeded inputs, a value with its gradient, equality of bits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def assert_equal(actual, expected):
 
 
 class NoGradient(torch.autograd.Function):
-    """A function whose backward has nothing to say."""
+    """A function whose backward returns no gradient."""
 
     @staticmethod
     def forward(ctx, x):

@@ -14,7 +14,7 @@ from helion_sinkhorn.optim import SinkhornBalanced
 WORKLOADS = {w.name: w for w in ROWS if w.name in ("balance_model", "balance_tall", "balance_columns_first")}
 MODEL = WORKLOADS["balance_model"]
 SHARES = 0.5, 0.1, 0.0
-"""Which part of the rows the first process has."""
+"""The share of the rows that the first process has."""
 REFUSED = {"columns": Shard(2), "partial": Partial(), "replicated": Replicate()}
 
 
@@ -42,7 +42,7 @@ def few() -> torch.Tensor:
 
 
 def of_few_rows(mesh: Any) -> dict[str, torch.Tensor]:
-    """What each process has of few rows, or all of them, after each way to balance them."""
+    """Each process's part of few rows, or all of them, after each way to balance them."""
     update, group, found = few().to(mesh.device_type), mesh.get_group(), {}
     part = update[len(update) * mesh.get_rank() :]
     found["part"] = sinkhorn_balance(part, group=group)

@@ -14,7 +14,7 @@ SINKGD = BalanceOptions(10, 0.0, scale="none")
 USUAL, WHOLE = 0.02, 1.0
 """Root mean squares of what is subtracted from weights of 1: of training, and as large as they are."""
 AS_ROUNDED = 1.2
-"""The largest error beside that of the definition rounded once, both as root mean squares."""
+"""The largest ratio of the error to that of the definition rounded once, both as root mean squares."""
 DRAWN = ("normal", torch.float32), ("peaked", torch.float32), ("model", torch.float32)
 DRAWN += ("normal", torch.bfloat16), ("peaked", torch.bfloat16), ("model", torch.bfloat16)
 DRAWN += ("normal", torch.float16), ("peaked", torch.float16)

@@ -65,7 +65,7 @@ def called(
     change: Callable[[torch.Tensor], torch.Tensor] = lambda t: t,
     used: slice = slice(None),
 ) -> list[torch.Tensor]:
-    """The results of a call and the gradients of those used, of random ones whose layout is changed."""
+    """The results of a call, and its gradients from random upstream gradients in another layout."""
     leaves = [x.detach().requires_grad_() for x in given]
     results = listed(function(*leaves))
     upstream = [change(g) for g in upstream_of(results)]
@@ -84,7 +84,7 @@ def assert_same(name: str, found: Sequence[torch.Tensor], expected: Sequence[tor
 
 
 def metadata(t: torch.Tensor) -> tuple[Any, ...]:
-    """Strides of no entries mean nothing."""
+    """Strides, or nothing for a tensor without entries, whose strides do not matter."""
     return t.shape, t.stride() if t.numel() else None, t.dtype, t.device
 
 

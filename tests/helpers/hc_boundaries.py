@@ -43,7 +43,7 @@ def boundary(f, x, post, comb, fn, scale, base, bias, weights=None, iters=3, **o
 
 
 def specified(f, x, post, comb, fn, scale, base, bias, weights=None, iters=3, comb_order="io"):
-    """The same from the specifications of the parts."""
+    """The results and gradients from the specifications of the parts."""
     options = {"comb_order": comb_order}
     streams = reference.hc_post(f, x, post, comb, bias, **options)
     mixes = reference.hc_mixes(streams, fn)
@@ -61,7 +61,7 @@ def results(function, given, upstream, **options):
 
 
 def assert_unused_results():
-    """Gradients of one result alone, all other upstream gradients None, are those of the specifications."""
+    """With all other upstream gradients None, gradients of one result equal those of the specifications."""
     given, upstream = boundary_inputs(4)
     for used in range(5):
         leaves, wide = ([t.to(d).requires_grad_() for t in given] for d in (torch.float32, torch.float64))

@@ -51,7 +51,7 @@ def first_element(workload: HcSiteWorkload):
 
 @functools.lru_cache(maxsize=64)
 def limits_of(workload: HcSiteWorkload):
-    """What the budget has of the first element."""
+    """The budget of the first element."""
     (x, *parameters), upstream = first_element(workload)
     return evaluated(workload, *(t[None] for t in (x, *upstream, *parameters)))
 

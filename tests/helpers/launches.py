@@ -1,4 +1,4 @@
-"""Launches that a test makes in another way than the package does."""
+"""Launches that a test makes differently from the package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from helion_sinkhorn.runtime import launch as door
 
 OPERATORS = "helion_sinkhorn.ops"
 SITES = "helion_sinkhorn.ops.mhc.site"
-"""Those whose parts compute where their kernels do not."""
+"""Operators whose parts compute where their kernels do not."""
 
 
 def launching_as(monkeypatch: pytest.MonkeyPatch, **ways: Any) -> None:
@@ -28,7 +28,7 @@ def launching_as(monkeypatch: pytest.MonkeyPatch, **ways: Any) -> None:
 
 
 def on_the_gpu(asked: str, name: str, x: torch.Tensor, beyond: Any = None) -> str:
-    """`implementation_for`, had a GPU the tensors."""
+    """`implementation_for` as if the tensors were on a GPU."""
     taken = asked != "pytorch" and x.dtype in checks.KERNEL_DTYPES and beyond is None
     return "helion" if taken else "pytorch"
 

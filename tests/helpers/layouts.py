@@ -12,7 +12,7 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 def expanded(t: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-    """The first token in the place of all."""
+    """All tokens replaced by the first one."""
     for d in dims:
         t = t.narrow(d, 0, 1).expand(t.shape)
     return t

@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid
 
 UNIT = 2.0**-24
 SAMPLES, MARGIN = 12, 2.0
-"""Evaluations of the model, and what is allowed over the largest error of all of them."""
+"""The number of evaluations of the model, and the factor on their largest error that is allowed."""
 
 At = Callable[..., torch.Tensor]
 
@@ -104,13 +104,13 @@ def expand(f, x, post, comb, at: At = exactly):
 
 
 def connection(x, fn, scale, base, at: At = exactly, **options):
-    """What HyperConnection returns: (post, comb, collapsed)."""
+    """The results of HyperConnection: (post, comb, collapsed)."""
     pre, post, comb = coefficients(x, fn, scale, base, at=at, **options)
     return post, comb, collapse(x, pre, at)
 
 
 def head(x, fn, scale, base, eps=1e-6, norm_eps=1e-6, at: At = exactly):
-    """What HyperHead returns, in a tuple."""
+    """The result of HyperHead, in a tuple."""
     a = at(at(mixes(x, fn, norm_eps, at=at) * scale) + base)
     return (collapse(x, at(at(logsigmoid(a).exp()) + eps), at),)
 

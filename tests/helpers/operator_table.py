@@ -52,7 +52,7 @@ class Row:
         streams: torch.dtype | None = None,
         seed: int = 0,
     ) -> dict[str, torch.Tensor]:
-        """Random, the same for the same numbers; gates are decays; three tokens if nothing is said."""
+        """Random tensors, the same for the same numbers; gates are decays; by default three tokens."""
         drawn = {
             name: randn(
                 *shape, seed=100 * seed + k, dtype=(streams or dtype) if name in self.streams else dtype
@@ -73,7 +73,7 @@ class Row:
 
 
 def loss(found: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """A number of all results, each entry with a weight of its own."""
+    """A weighted sum of all results, with a different weight for each entry."""
     results = (found,) if isinstance(found, torch.Tensor) else found
     weighted = [
         t * torch.arange(1, t.numel() + 1, dtype=t.dtype, device=t.device).cos().view(t.shape)
@@ -192,7 +192,7 @@ def _boundary(run):
 
 
 def _normed_boundary(run):
-    """In V4's order: collapsed by the weights of the site itself."""
+    """A call in V4's order, which collapses by the weights of the site itself."""
 
     def of(f, x, post, comb, bias, fn, scale, base, norm):
         return tuple(run(f, x, post, comb, None, fn, scale, base, 3, bias=bias, y_norm_weight=norm))
@@ -240,7 +240,7 @@ NORMED_BOUNDARY = (
 )
 OPERATORS = {
     "sinkhorn": Row(sinkhorn, reference.sinkhorn, *MATRICES),
-    # of so many iterations the exact gradient is that of the fixed point
+    # after so many iterations the exact gradient equals that of the fixed point
     "sinkhorn, implicit": Row(
         lambda x: sinkhorn(x, 60, backward="implicit"), lambda x: reference.sinkhorn(x, 60), *MATRICES
     ),

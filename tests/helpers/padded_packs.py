@@ -14,7 +14,7 @@ BEFORE, LENGTHS, BEHIND = 130, (7, 0, 66, 1), 70
 
 
 def padded(case: Case) -> Case:
-    """The same sequences with random steps before and after them."""
+    """The sequences with random steps before and after them."""
     generator = torch.Generator().manual_seed(1)
 
     def wider(x):

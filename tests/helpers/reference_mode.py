@@ -1,4 +1,4 @@
-"""What Helion's reference mode runs alike."""
+"""The choices that Helion's reference mode does not distinguish."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ STAND_INS = Path(__file__).parent / "server_stand_ins"
 
 
 class Nothing:
-    """What every attribute and every call of a stub is; it is false."""
+    """The value of every attribute and every call of a stub; it is false."""
 
     def __getattr__(self, name: str):
         if name.startswith("__"):

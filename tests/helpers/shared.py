@@ -1,4 +1,4 @@
-"""once(...): what several tests need and one process has to compute, shared among the processes of a run."""
+"""once(...): a result that several tests need, computed by one process and shared among those of a run."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from helion_sinkhorn import sinkhorn, sinkhorn_potentials
 from helion_sinkhorn.recipes import sinkhorn_knopp_teacher
 
 SHARED = (0.5, torch.float64), (0.1, torch.float64), (0.5, torch.float32)
-"""Which part of the rows the first process has, and the dtype."""
+"""The share of the rows that the first process has, and the dtype."""
 N, M, BATCH = 190, 150, 2
 FIRSTS = "rows", "cols"
 WITHOUT = {
@@ -27,7 +27,7 @@ WITHOUT = {
 
 
 def logits() -> torch.Tensor:
-    """Rows of the first process alone have some columns, and one column is the loser of every row."""
+    """Some columns have mass only in rows of the first process, and one column is small in every row."""
     x = randn(BATCH, N, M, dtype=torch.float64, scale=3)
     x[:, N // 2 :, 3] = -torch.inf
     x[:, :, 5] -= 60
@@ -113,7 +113,7 @@ def counted(mesh: Any, first: str, form: str, n_iters: int) -> tuple[int, int]:
 
 
 def of_counts(mesh: Any) -> dict[Any, list[int]]:
-    """By how much ten iterations more add to both."""
+    """How much ten more iterations add to both counts."""
     found = {}
     for first in FIRSTS:
         for form in ("log", "deepseek"):
@@ -140,7 +140,7 @@ def of_teacher(mesh: Any) -> torch.Tensor:
 
 
 def of_refusals(mesh: Any) -> dict[str, str]:
-    """What is raised, by what is wrong."""
+    """The error that is raised, by the name of the defect."""
     group, x = mesh.get_group(), torch.zeros(2, 3, 4)
     cases = {
         "no rows": {"logits": x[:, : 3 * mesh.get_rank()]},

@@ -1,4 +1,4 @@
-"""What is compiled in every run: machine code for one device of each vendor, one graph of all operators.
+"""The compilations of every run: machine code for one device of each vendor, one graph of all operators.
 
 For the MI350 that is dot_compress, and what ci/test_emulation.py executes.  At each change `make machine`
 compiles the defaults of every kernel for an H200 and an MI350 in the cpu workflow.

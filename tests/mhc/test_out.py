@@ -184,7 +184,7 @@ REFUSED = {
     ),
     "strides": (lambda: Out(residual=x.mT.contiguous().mT), ValueError, "out.residual has strides"),
     "a device": (lambda: Out(y=torch.empty_like(f, device="meta")), ValueError, "out.y is on meta, x on cpu"),
-    "where it begins": (lambda: Out(y=shifted(f)), ValueError, "out.y begins 2 bytes behind a multiple"),
+    "where it begins": (lambda: Out(y=shifted(f)), ValueError, "out.y begins 2 bytes after a multiple"),
     "an argument": (lambda: Out(y=f), ValueError, "out.y overlaps f; pass memory of its own"),
     "a part of x": (
         lambda: Out(y=x.flatten()[:144].view(6, 24)), ValueError, "out.y overlaps x; pass memory of its own"

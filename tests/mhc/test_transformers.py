@@ -544,7 +544,7 @@ def other_class(model):
     model.model.hc_head.__class__ = OtherHead
 
 
-LOST = r"hc_head: its forward was replaced on the instance by .*<lambda>.* take it off, call patch, and wrap"
+LOST = r"hc_head: its forward was replaced on the instance by .*<lambda>.* remove it, call patch, and wrap"
 CASES = {
     "already": (patched_already, {}, "model.layers.0 is patched already; call unpatch first"),
     "already but for the layers": (patched_without_layers, {}, "attn_hc is patched already"),
@@ -558,7 +558,7 @@ CASES = {
         "replaced on the instance by .*wrap.*forward, in which patch",
     ),
     "closed over and kept": (closed_over_and_kept, {}, LOST),
-    "norm hooked": (norm_hooked, {}, "the norm in model.hc_head has _forward_hooks, .* take it off before"),
+    "norm hooked": (norm_hooked, {}, "the norm in model.hc_head has _forward_hooks, .* remove it before"),
     "norm wrapped": (
         norm_wrapped,
         {},

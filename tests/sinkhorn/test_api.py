@@ -245,7 +245,7 @@ ERRORS = {
     "eps beyond floats": (ValueError, (LOGITS,), {"eps": 10**400}, ("eps is beyond", "pass 0")),
     "eps of the log form": (
         ValueError, (LOGITS,), {"form": "log", "eps": 1e-3},
-        ("eps is 0.001 with form='log', which has none", "leave it out", "form='deepseek'"),
+        ("eps is 0.001 with form='log', which has no eps", "leave it out", "form='deepseek'"),
     ),
     "nested logits": (
         TypeError, (torch.nested.nested_tensor([LOGITS[0], LOGITS[0, :1]]),), {},

@@ -61,7 +61,7 @@ def test_sinkhorn_is_the_function_with_fixed_options(options):
     [
         (lambda: nn.Sinkhorn(form="x"), "form is 'x'"),
         (lambda: nn.Sinkhorn(-1), "n_iters is -1"),
-        (lambda: nn.Sinkhorn(form="log", eps=1e-3), "which has none"),
+        (lambda: nn.Sinkhorn(form="log", eps=1e-3), "which has no eps"),
         (lambda: nn.Sinkhorn(backward=Implicit(solver="lu")), "Implicit: solver is 'lu'"),
         (lambda: nn.Sinkhorn(backward=Implicit("x")), "Implicit: system is 'x'"),
         (lambda: nn.FusedMHC(-1), "mhc_iters is -1"),

@@ -35,7 +35,7 @@ class Steps:
     live: Change = same
     """Applied to what says which rows are not masked."""
     stored: Change | None = None
-    """Applied to the iterate where it is stored after each step, in place of scales."""
+    """Applied to the iterate, which is stored after each step instead of scales."""
     last: Callable[[BalanceWorkload, torch.Tensor], torch.Tensor] = lambda w, t: t
     """Applied to what is rounded to the dtype of the update."""
     dtype: torch.dtype = torch.float32

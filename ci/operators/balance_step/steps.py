@@ -37,7 +37,7 @@ class Step:
     balance: Steps = PLAIN
     average: Averaged = averaged
     ahead: Change | None = None
-    """Applied to what is balanced, in place of its rounding to the dtype of the weight."""
+    """Applied to the update to balance, instead of its rounding to the dtype of the weight."""
     iterate: Change = same
     """Applied to what is subtracted from the weight."""
     size: Callable[[BalanceWorkload], float] = size_of

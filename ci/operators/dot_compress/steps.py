@@ -15,7 +15,7 @@ from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
 
 
 def carried(w: DotWorkload, t: torch.Tensor) -> torch.Tensor:
-    """An intermediate in the parts that the call asks for."""
+    """An intermediate in the parts that the call requests."""
     high = t.to(w.dtype).to(t.dtype)
     return high if w.parts == 1 else high + (t - high).to(w.dtype).to(t.dtype)
 

@@ -106,7 +106,7 @@ GOOD: dict[str, Run] = {
 
 
 def exactly(**steps) -> Steps:
-    """Right to the last rounding but for these steps."""
+    """Right to the last rounding except for these steps."""
     return Steps(exactly=True, **steps)
 
 

@@ -39,7 +39,7 @@ class Steps:
     """The sum of dweight."""
     collapsed: Callable[[HcPreWorkload, torch.Tensor], torch.Tensor] = stored
     of_dweight: Callable[[HcPreWorkload, torch.Tensor], torch.Tensor] | None = None
-    """The same where dweight is made, if it is another."""
+    """`collapsed` for dweight, if it is different there."""
     factor: Callable[[torch.Tensor, int, float], torch.Tensor] = root
     mean: Change = same
     """Applied to the mean of h v."""

@@ -111,7 +111,7 @@ def one(w: HcSiteWorkload, places: Places, dtype, *element: torch.Tensor) -> Res
 
 
 def single(workload: HcSiteWorkload, *given: torch.Tensor) -> Results:
-    """The same in float32."""
+    """`parts` in float32."""
     return run(workload, *given, dtype=torch.float32)
 
 

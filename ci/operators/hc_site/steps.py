@@ -31,7 +31,7 @@ def in_order(terms: Terms) -> torch.Tensor:
 
 
 def projection_last(terms: Terms) -> torch.Tensor:
-    """What is loaded comes together first, as the kernel has it."""
+    """Loaded values are added up first, as in the kernel."""
     residual, weighted, projected = terms
     return projected + (residual + weighted)
 

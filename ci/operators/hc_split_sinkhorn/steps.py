@@ -93,7 +93,7 @@ def differentiated(function: Callable[..., torch.Tensor]):
 
 
 def in_place(**change):
-    """The matrix itself divided by its sums; change: that of Sinkhorn's."""
+    """The matrix itself divided by its sums; change: the change of Sinkhorn's matrix."""
 
     def function(w, t, machine):
         call = SimpleNamespace(first="rows", form="deepseek", eps=w.eps, n_iters=w.n_iters)
@@ -204,7 +204,7 @@ def by_exp_of_size(a: torch.Tensor, machine: Arithmetic) -> torch.Tensor:
 
 
 def by_tanh(a: torch.Tensor, machine: Arithmetic) -> torch.Tensor:
-    """1/2 + tanh(a / 2) / 2, off by a unit of 1 whatever the gate."""
+    """1/2 + tanh(a / 2) / 2, with an error of a unit of 1 for every gate."""
     return 0.5 + 0.5 * (0.5 * a).tanh()
 
 

@@ -153,7 +153,7 @@ def without(split: int, columns: slice) -> Change:
 
 
 def normed_by(change) -> Run:
-    """Right but for the factors (r, k) of the norm."""
+    """Right except for the factors (r, k) of the norm."""
     return exactly(norm=lambda w, mean, machine: change(*rms(w, mean, machine)))
 
 

@@ -73,7 +73,7 @@ def solved_exactly(w: SinkhornWorkload, p: torch.Tensor, dy: torch.Tensor) -> Re
 
 
 def sums(p: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Row and column sums of P, and those of P dY."""
+    """Row and column sums of P, and of P dY."""
     return p.sum(-1), p.sum(-2), (p * dy).sum(-1), (p * dy).sum(-2)
 
 

@@ -48,7 +48,7 @@ class Machine:
     operands: Change = same
     """How operands of matrix units are changed."""
     changed: dict[str, Change] = dataclasses.field(default_factory=dict)
-    """The same by name, in place of `operands`."""
+    """Changes of operands by name, instead of `operands`."""
     partial: Change = same
     """After every sum."""
     chunk: int = CHUNK

@@ -122,7 +122,7 @@ def given(**change: Change) -> Run:
 
 
 def then(change: Callable[[AttentionWorkload, Case, Named], Named]) -> Run:
-    """Right, but for results made of the right ones."""
+    """Right except for results made of the right ones."""
     return exactly(then=change)
 
 
@@ -157,7 +157,7 @@ def of_first_packing(w: AttentionWorkload, case: Case) -> torch.Tensor:
 
 
 def one_step_late(w: AttentionWorkload, case: Case) -> Case:
-    """The gates of a step after its update: those of the step before at each."""
+    """Gates applied after the update of a step: each step takes the gates of the step before."""
     ahead = -1 if w.reverse else 1
     moved = {n: x.roll(ahead, 1) for n, x in case.inputs.items() if n in ("g", "gk", "gv")}
     return dataclasses.replace(case, inputs=case.inputs | moved)
@@ -192,7 +192,7 @@ def terms(case: Case, found: Named) -> torch.Tensor:
 
 
 def of_gates(x: torch.Tensor) -> Named:
-    """The gradients of gates from that of a gate of every channel."""
+    """The gradients of gates from the gradient of a gate for every channel."""
     return {"dgk": x, "dg": x.sum(-1), "dg_gamma": x.sum((0, 1, 3))}
 
 

@@ -45,7 +45,7 @@ class Steps:
     parts: Parts = whole
     """Applied to the parts of the forward."""
     parts_back: Parts = whole
-    """Applied to those of the backward."""
+    """Applied to the parts of the backward."""
     log_r: Change = same
     log_c: Change = same
     stored: Change = same

@@ -53,7 +53,7 @@ def shows_rounding(w: LargeWorkload) -> bool:
 
 
 def with_padding(x: torch.Tensor) -> torch.Tensor:
-    """The largest of a row and of what zeros beside it are."""
+    """The largest entry of a row and of zeros beside it."""
     return x.amax(-1).clamp(min=0.0)
 
 
@@ -71,7 +71,7 @@ def last_block_twice(parts: torch.Tensor, t: int) -> torch.Tensor:
 
 
 def of_neighbour(parts: torch.Tensor, t: int) -> torch.Tensor:
-    """The last part is that of the matrix before."""
+    """The last part is taken from the matrix before."""
     return torch.cat([parts[..., :-1], parts[..., -1:].roll(1, 0)], -1)
 
 
@@ -89,7 +89,7 @@ class Stale:
 
 
 def stale(place: str) -> Run:
-    """With parts of its own for each call."""
+    """A run with stale parts at one place, which do not outlast the call."""
     return lambda w, *given: exactly(**{place: Stale()})(w, *given)
 
 

@@ -1,4 +1,4 @@
-"""What the balanced update may be off by: roundings of products, sums of squares, roots and quotients.
+"""The largest error of a balanced update: roundings of products, sums of squares, roots and quotients.
 
 The steps run in float64 with a random error of the size of each rounding, several times; the budget is five
 deviations of the results, and half a unit in the last place of a narrow result.
@@ -16,7 +16,7 @@ RESULTS = ("u",)
 PIECE_ENTRIES = 1 << 24
 """Entries of an update whose squares are computed at a time."""
 QUOTIENT = 4.0
-"""Units of a scale's own: the sum with eps, the root, the quotient and the product before it."""
+"""Units of roundoff of a scale: of the sum with eps, the root, the quotient and the product before it."""
 
 
 def exact(update: torch.Tensor, settings: BalanceOptions) -> torch.Tensor:
@@ -25,7 +25,7 @@ def exact(update: torch.Tensor, settings: BalanceOptions) -> torch.Tensor:
 
 
 def rounded(update: torch.Tensor, settings: BalanceOptions, error: Rounding) -> torch.Tensor:
-    """The same by scales of rows and columns, each result of an operation off by a rounding."""
+    """The balanced update by scales of rows and columns, with a rounding error in each operation's result."""
     norms = update.norm(dim=-1, keepdim=True)
     live = norms > settings.zero_row_threshold * norms.mean(-2, keepdim=True)
     if settings.zero_row_threshold == 0:
@@ -36,7 +36,7 @@ def rounded(update: torch.Tensor, settings: BalanceOptions, error: Rounding) -> 
     axes = (-1, -2) if settings.first == "rows" else (-2, -1)
     for k in range(settings.steps):
         axis = axes[k % 2]
-        # an error of u counts twice in its square, and half of that of a sum in a norm
+        # an error of u counts twice in its square, and an error of a sum half in its root
         units = 4.0 + tree(x.size(axis))
         parts = zip(scales[-1].split(step, -2), x.split(step, -2), strict=True)
         sums = [error((d * rows * scales[-2]).square(), units).sum(axis, keepdim=True) for d, rows in parts]
@@ -48,13 +48,13 @@ def rounded(update: torch.Tensor, settings: BalanceOptions, error: Rounding) -> 
 
 
 def error_budget(update: torch.Tensor, settings: BalanceOptions, dtype: torch.dtype) -> torch.Tensor:
-    """Largest error an implementation may show on this update, entry by entry, in a result of this dtype."""
+    """The largest error that an implementation may have for this update, entry by entry, in this dtype."""
     truth, x = exact(update, settings), update.double()
     squares = torch.zeros_like(truth)
     for seed in range(SAMPLES):
         error = Rounding.on(x.device, seed)
         error.next_iteration()
         squares += (rounded(x, settings, error) - truth).square()
-    # a few samples may all be near the truth: one rounding is there in any case
+    # a few samples may all be near the truth, but one rounding always occurs
     sigma = torch.maximum((squares / SAMPLES).sqrt(), UNIT * truth.abs())
     return SIGMAS * sigma + half_ulp(truth, dtype)

@@ -61,7 +61,7 @@ def truths(workload: BalanceWorkload, update: torch.Tensor, *of_step: torch.Tens
 
 
 def run(workload: BalanceWorkload, choices: Choices | None, of: Collection[str], update, *of_step) -> Results:
-    """By the passes, of kernels or of PyTorch."""
+    """The results by the passes of kernels or of PyTorch."""
     if of_step:
         return step.run(workload, choices, of, update, *of_step)
     out, x = torch.empty_like(update), update.contiguous()

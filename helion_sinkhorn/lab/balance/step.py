@@ -1,7 +1,7 @@
-"""A step of an optimizer as it is tested: the average of the gradient, and the weight that moves.
+"""The test of an optimizer's step: the average of the gradient, and the weight that is updated.
 
-Results are those of the definition in float64, each rounded once.  The budgets are those of `budget`, with
-the rounding of what is balanced, the average or Nesterov's, to the dtype of the weight.
+The true results are those of the definition in float64, each rounded once.  The budgets are those of
+`budget`, with one more rounding to the dtype of the weight, of the average or Nesterov's that is balanced.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ def size_of(workload: BalanceWorkload) -> float:
 def averaged(
     gradient: torch.Tensor, average: torch.Tensor, of: Average, error: Rounding
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the new average, what is balanced), not stored yet; each result of an operation off by a rounding."""
+    """(the new average, the update to balance) before they are stored, with a rounding in each operation."""
     terms = error((1.0 - of.momentum) * gradient, TERM)
     mean = error(error(of.momentum * average, TERM) + terms, SUM)
     return mean, error(error(of.momentum * mean, TERM) + terms, SUM) if of.nesterov else mean
 
 
 def stored(t: torch.Tensor, dtype: torch.dtype, error: Rounding) -> torch.Tensor:
-    """t, off by half a unit in the last place of a dtype."""
+    """t with an error of half a unit in the last place of a dtype."""
     half = half_ulp(t, dtype)
     return error(t) + error.unit / UNIT * (error(half, 1.0 / UNIT) - half)
 
 
 def stepped(workload: BalanceWorkload, error: Rounding, *inputs: torch.Tensor) -> Results:
-    """The results in float64 before they are stored, each result of an operation off by a rounding."""
+    """The results in float64 before they are stored, with a rounding error in each operation's result."""
     gradient, *average, weight = (t.double() for t in inputs)
     found, u = {}, gradient
     if average:
@@ -81,7 +81,7 @@ def truths(workload: BalanceWorkload, *inputs: torch.Tensor) -> dict[str, Truth]
 def run(
     workload: BalanceWorkload, choices: Choices | None, of: Collection[str], *inputs: torch.Tensor
 ) -> Results:
-    """By the passes, of kernels or of PyTorch, in place of copies."""
+    """The results by the passes of kernels or of PyTorch, in place on copies."""
     gradient, *moved = (t.clone(memory_format=torch.contiguous_format) for t in inputs)
     size = torch.full((1,), size_of(workload), device=gradient.device)
     passes = eager if choices is None else Launches(choices)

@@ -1,15 +1,17 @@
-"""What results of dot compress may be off by, from where they are rounded (docs/dev/dot_compress.md).
+"""The largest errors of dot compress, derived from the places of its roundings (docs/dev/dot_compress.md).
 
-Each rounding to the dtype of x is taken for uniform in its interval, and so independent of the others.
+Each rounding to the dtype of x is assumed to be uniform in its interval and independent of the others.
 
-A sum of n terms in float32 has two kinds of errors.  Rounded to nearest n times, its partial sums of size
-s sqrt(k) err independently: together by less than CUT s n.  A matrix unit instead cuts them, all to one side,
-toward zero or down, each by CUT / 2 of its size on average.  That happens every STEP terms at most, so that
-the cuts add up to CUT / (2 STEP) times the sum of s sqrt(k) over k up to n, which is CUT s n^1.5 / (3 STEP).
+A sum of n terms in float32 has two kinds of errors.  If it is rounded to nearest n times, its partial sums of
+size s sqrt(k) have independent errors, together less than CUT s n.  A matrix unit truncates them instead, all
+to one side, toward zero or down, each by CUT / 2 of its size on average.  It does so at most every STEP
+terms, so that these errors add up to CUT / (2 STEP) times the sum of s sqrt(k) over k up to n, which is CUT s
+n^1.5 / (3 STEP).
 
-Products of float32 use no unit that cuts: kernels ask for "ieee", fused sums on ordinary units.  The longest
-chain rounds n times to nearest, each time by at most UNIT of the partial sum, uniform in that interval.  Of
-terms in no particular order, with the sum v, the partial sum after k has the mean k v / n and the variance
+Products of float32 use no unit that truncates: kernels request "ieee", fused sums on ordinary units.  The
+longest chain rounds n times to nearest, each time by at most UNIT of the partial sum, uniform in that
+interval.  With terms in random order and the sum v, the partial sum after k terms has the mean k v / n and
+the variance
 s^2 k (1 - k / n).  Its square adds up to v^2 n / 3 + s^2 n^2 / 6; products that are not fused add s^2 n.  The
 variance is UNIT^2 / 3 of that.
 """
@@ -34,7 +36,7 @@ SIGMAS = 7.0
 
 @dataclass(frozen=True)
 class Exact:
-    """One result in float64, with the deviation of what is rounded before it and its own last rounding."""
+    """One result in float64, with the deviation of its earlier roundings, and its own last rounding."""
 
     value: torch.Tensor
     sigma: torch.Tensor
@@ -55,7 +57,7 @@ class Exact:
 
 
 def carried(dtype: torch.dtype, parts: int) -> float:
-    """By how much a second part of a narrow dtype, which rounds what is left, shrinks the error of one."""
+    """The factor by which a second part of a narrow dtype, the rounded rest, reduces the error."""
     return (torch.finfo(dtype).eps / 2) ** (parts - 1)
 
 

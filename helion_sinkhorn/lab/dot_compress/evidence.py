@@ -19,11 +19,11 @@ from helion_sinkhorn.ops.dot_compress.space import DotCall
 from helion_sinkhorn.runtime.kernel import Choice
 
 JUDGED = 2
-"""Elements of a workload that are tested: each has a hundred thousand entries and more."""
+"""Elements of a workload that are tested; each has at least a hundred thousand entries."""
 MARGIN = 1.05
-"""Factor of the deviation: that of 10^4 independent roundings is known to a hundredth."""
+"""Factor of the deviation, since that of 10^4 independent roundings is known to a hundredth."""
 OF_PARTS = 2.0**-21
-"""What three products of TF32 parts may lose of a float32 product, all to one side."""
+"""The most that three products of TF32 parts may lose of a float32 product, all to one side."""
 RESULTS = ("out", "dx", "dy", "dz")
 
 

@@ -1,9 +1,9 @@
-"""What tests, tuner, gate and tritonbench ask of recurrent linear attention: the truth, the error allowed.
+"""The truth and the error budget of recurrent linear attention, for tests, tuner, gate and tritonbench.
 
-`step_by_step` and `in_chunks` are the equations of the two kinds of kernels with a call wherever these round.
-In float64, with `Errors` for the calls, they give the budget: five standard deviations of random errors, each
-of the size of its bound (docs/dev/linear_attention.md, Rounding).  In float32, with the arithmetic of a
-machine for the calls, they are the emulations of ci/operators/linear_attention/steps.py.
+`step_by_step` and `in_chunks` are the equations of the two methods, with a call wherever the kernels round.
+In float64, with `Errors` as calls, they give the budget: five standard deviations of random errors, each of
+the size of its bound (docs/dev/linear_attention.md, Rounding).  In float32, with the arithmetic of a machine
+as calls, they are the emulations of ci/operators/linear_attention/steps.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from helion_sinkhorn.ops.linear_attention import reference
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One set of inputs with its truth and budgets: what every implementation is tested on."""
+    """One set of inputs with its truth and budgets, on which every implementation is tested."""
 
     inputs: Named
     """Tensor arguments by name."""
@@ -53,7 +53,7 @@ class Case:
         return {name: self.inputs[name] for name in TENSORS if name in self.inputs}
 
     def cast(self, dtype: torch.dtype) -> Case:
-        """The same in another dtype, the scale written out."""
+        """The case in another dtype, with the scale given explicitly."""
         inputs = {name: x.detach().to(dtype) for name, x in self.leaves.items()}
         offsets = {name: x for name, x in self.inputs.items() if name not in inputs}
         dend = None if self.dend is None else self.dend.to(dtype)
@@ -62,7 +62,7 @@ class Case:
 
     @functools.cached_property
     def wide(self) -> Case:
-        """The same in float64."""
+        """The case in float64."""
         return self.cast(torch.float64)
 
     def to(self, device: torch.device | str) -> Case:
@@ -86,7 +86,7 @@ class Case:
         return {"o": o.detach(), "end": end.detach(), **self.named(gradients)}
 
     def run_module(self, module, **options: object) -> Named:
-        """The same of a module with `forward` and `backward`, as the operators call it."""
+        """All results of a module with `forward` and `backward`, called as the operators call it."""
         found = module.backward(self.do, self.dend, *self.arguments, **options)
         gradients = [x for x in found if x is not None]
         return {**self.run_forward(module, **options), **self.named(gradients)}
@@ -144,10 +144,10 @@ def budgets_of(case: Case, method: str) -> Named:
 
 
 def limits(variances: Named) -> Named:
-    """The same from the variance of each.
+    """The largest error of each result from its variance.
 
-    Five deviations: an entry's own but at least that of its vector or state, of gates of whole steps and
-    heads the largest, since few samples know each of them.
+    It is five deviations: an entry's own, but at least that of its vector or state.  For gates of whole steps
+    and heads it is the largest deviation, since it is estimated from few samples.
     """
     found = {}
     for name, variance in variances.items():

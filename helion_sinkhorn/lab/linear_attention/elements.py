@@ -1,7 +1,7 @@
 """Elements of a batch of calls, as they are tested: a sequence each, or a packing of sequences.
 
-All elements make one call together, packings one after another.  Only the gradient of g_gamma, a sum over
-the batch, belongs to no element: that of one is from a call on copies of it.
+All elements are computed by one call, packings one after another.  Only the gradient of g_gamma, a sum over
+the batch, belongs to no element: for an element it comes from a call on copies of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from helion_sinkhorn.lab.linear_attention.model import TENSORS, Named
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 
 JUDGED = 2
-"""Elements: each has thousands of entries, and gates that sum over all its steps."""
+"""The number of tested elements; each has thousands of entries, and gates that sum over all its steps."""
 COPIES = (1.0, 2.0, 4.0)
 """Factors of the gradients of an element in the call that gives its dg_gamma, a sum over the batch: the
 element is there once with each, so its result is 7 times that of the element alone, with the same rounding

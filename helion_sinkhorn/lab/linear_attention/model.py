@@ -17,8 +17,8 @@ Named = dict[str, torch.Tensor]
 METHODS = ("recurrent", "chunked")
 CHUNK = 64
 CHUNKS = (16, 64)
-"""Steps of a chunk for which there is a budget: short ones round states to the dtype of matrix units most
-often, long ones sum most gates up in an exponent.  What lies between has less of one and of the other."""
+"""Chunk sizes that have a budget: short chunks round states to the dtype of matrix units most often, long
+ones add most gates up in an exponent, and sizes between have less of both."""
 BFLOAT16 = {"operands": 2.0**15, "pairs": 2.0**7, "gates": 2.0**7, "least": 2.0**-56}
 """The Errors of chunks whose inputs are bfloat16."""
 TENSORS = ("q", "k", "v", "g", "g_gamma", "gk", "gv", "initial_state")
@@ -26,7 +26,7 @@ TENSORS = ("q", "k", "v", "g", "g_gamma", "gk", "gv", "initial_state")
 TOKENS = 64
 """Additions that a term of a sum over all tokens goes through, which is a tree."""
 FORGOTTEN = -1e4
-"""Log decays below are nothing in any dtype."""
+"""Decays with smaller logarithms are 0 in every dtype."""
 UNDERFLOW = 2.0**-100
 """Decays lose digits below the normal range of float32, which entries near 1 do not bring back."""
 
@@ -38,9 +38,9 @@ class Errors(Rounding):
     operands: float = 4.0
     """Error of a matrix unit's operand: three TF32 parts without their smallest product, or bfloat16."""
     pairs: float = 4.0
-    """The same within a chunk, where bfloat16 takes two numbers for one."""
+    """Error of an operand within a chunk, where two bfloat16 numbers stand for one."""
     gates: float = 1.0
-    """Error of a term of a gate's gradient, for which two bfloat16 numbers stand if inputs are."""
+    """Error of a term of a gate's gradient, which is two bfloat16 numbers for bfloat16 inputs."""
     chunk: int = CHUNK
     least: float = 2.0**-4
     """How far half a chunk may decay for its steps to be taken relative to its middle."""
@@ -93,7 +93,7 @@ class Span:
     rows: torch.Tensor | None
     """Log decays of the rows of a state, (..., H, T, Dk or 1)."""
     columns: torch.Tensor | None
-    """The same of its columns."""
+    """Log decays of the columns of a state, (..., H, T, Dv or 1)."""
     start: torch.Tensor
     dend: torch.Tensor
     scale: float
@@ -104,7 +104,7 @@ class Span:
 def spans(
     inputs: Named, do: torch.Tensor, dend: torch.Tensor | None, scale: float, reverse: bool
 ) -> Iterator[Span]:
-    """Everything at once, or one packed sequence after another."""
+    """The Span of all sequences at once, or one Span for each packed sequence."""
 
     def turned(x: torch.Tensor) -> torch.Tensor:
         x = x.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""The walks and the chunks of recurrent linear attention by themselves, as the tuner has them."""
+"""The walks and the chunk kernels of recurrent linear attention by themselves, for the tuner."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run_walk(
     states: bool = False,
     offsets: str = "",
 ) -> Tensors:
-    """A walk from and to no state, or zeros; with offsets, of a dtype by this name, sequences are packed."""
+    """A walk without states, or from zeros; with offsets, the name of their dtype, sequences are packed."""
     p, do = problem(call, q, k, v, do, gates, reverse, offsets)
     before, after = (p.new_state().zero_() if states else None for _ in range(2))
     if call.result == "o":
@@ -75,7 +75,7 @@ def problem(
     reverse: bool = False,
     offsets: str = "",
 ) -> tuple[Problem, torch.Tensor]:
-    """The call of these tensors, and do; with offsets, of a dtype by this name, sequences are packed."""
+    """The call of these tensors, and do; with offsets, the name of their dtype, sequences are packed."""
     cu_seqlens = None
     if offsets:
         sequences, steps = q.shape[:2]
@@ -174,7 +174,7 @@ def of_call(kernel: str, call: WalkCall | ChunkCall, states: int) -> AttentionWo
 
 
 def error(call: WalkCall | ChunkCall, choice: Choice, device: str) -> float:
-    """A walk by itself; of other kernels the whole operator, with this choice for one of them."""
+    """The error of a walk by itself, or of the whole operator with this choice for another kernel."""
     case = Case.of(of_call(choice.kernel, call, 2))
     there = case.to(device)
     if choice.kernel == recurrent.KERNEL:

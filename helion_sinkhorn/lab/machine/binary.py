@@ -1,4 +1,4 @@
-"""A job for the compilers, what its machine code looks like, and what must not be launched."""
+"""A job for the compilers, the properties of its machine code, and reasons not to launch it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.runtime.kernel import Choice
 
 MAX_THREADS = 1024
-"""Most threads of a block.  Neither Helion nor Triton refuses more; a launch would."""
+"""The most threads of a block.  Neither Helion nor Triton refuses more, but a launch would fail."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Binary:
-    """What the machine code of one job looks like; a job that did not compile has only problems."""
+    """The properties of one job's machine code; a job that did not compile has only problems."""
 
     device: str
     job: Job
@@ -46,9 +46,9 @@ class Binary:
     counts: dict[str, int] = field(default_factory=dict)
     """Instructions of the whole kernel by class (mnemonics.CLASSES), "instructions" being all of them."""
     loops: tuple[dict[str, int], ...] = ()
-    """The same for the body of every innermost loop, in program order; compilers may have unrolled it."""
+    """`counts` for the body of every innermost loop, in program order; compilers may have unrolled it."""
     executed: dict[str, int] = field(default_factory=dict)
-    """The same as a thread runs them, loops as often as their counters say; empty where data decide."""
+    """`counts` as a thread runs them, with loops as often as their counters say; empty where data decide."""
     accesses: dict[str, int] = field(default_factory=dict)
     """Global loads and stores by the bits a thread moves: "load 128", "store 32"."""
     operations: dict[str, int] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def occupancy(device: Device, registers: int, shared: int, threads: int) -> int:
 
 
 def problems(device: Device, binary: Binary) -> Iterator[str]:
-    """What the compilers let pass and a launch, or its speed, would not."""
+    """Defects that the compilers accept, but that make a launch fail, or slow."""
     counts = binary.counts
     if binary.spills or binary.spill_bytes:
         yield f"spills {binary.spills} ({binary.spill_bytes} bytes a thread)"

@@ -32,10 +32,10 @@ from helion_sinkhorn.runtime.space import Items
 def environment(
     device_key: str, folder: Path, packages: Sequence[str] = (), cache: Path | None = None
 ) -> dict[str, str]:
-    """What a process for one device runs in.
+    """The environment of a process for one device.
 
     Args:
-        folder: for what it and the packages it uses keep on disk.
+        folder: where the process and the packages that it uses keep files.
         packages: folders that come before this package's in its path.
         cache: as in `compile_for`.
     """
@@ -48,13 +48,14 @@ def environment(
         ),
         **{name: str(folder) for name in ("HELION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")},
         "TRITON_CACHE_DIR": str(cache or folder),
-        # who launches the binaries finds their host functions where calls keep them, and needs no Helion
+        # a process that launches the binaries finds their host functions where calls keep them, without
+        # Helion
         **({} if cache else {"HELION_SINKHORN_CACHE_DIR": "off"}),
     }
 
 
 class Compiler(contextlib.AbstractContextManager):
-    """A child process for one device, started anew after a job that took it down."""
+    """A child process for one device, which is started again after a job that ended it."""
 
     def __init__(
         self,
@@ -84,14 +85,14 @@ class Compiler(contextlib.AbstractContextManager):
             raise RuntimeError(f"the compiler for {self.device_key} did not start:\n{self.log.read_text()}")
 
     def stop(self) -> None:
-        """End the child and the compilers it may be running; from any thread."""
+        """End the child and the compilers that it may be running; may be called from any thread."""
         child = self.child
         if child is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Stop the job begun, and begin no other; from any thread."""
+        """Stop the running job and begin no other; may be called from any thread."""
         self.ended = True
         self.stop()
 
@@ -108,7 +109,7 @@ class Compiler(contextlib.AbstractContextManager):
         return Binary(self.device_key, job, **row)
 
     def neighbours(self, job: Job) -> list[Items]:
-        """The configs around this job's in Helion's own space; none where Helion does not take the job."""
+        """The neighbours of this job's config in Helion's own space; none if Helion refuses the job."""
         found = self.ask(job, neighbours=True).get("configs", [])
         return [tuple((k, hashable(v)) for k, v in c.items()) for c in found]
 
@@ -140,7 +141,7 @@ class Compiler(contextlib.AbstractContextManager):
             died = f"the compiler died: {errors[-500:]}"
             return {"problems": (f"not compiled after {self.timeout:g} s" if late else died,)}
         row = json.loads(answer)
-        # a kernel without its inline assembly is what Triton's AMD backend makes of one it cannot parse
+        # if Triton's AMD backend cannot parse inline assembly, it makes a kernel without it
         lines = dict.fromkeys(text for text in errors.splitlines() if text.startswith("error:"))
         row["problems"] = (*row.get("problems", ()), *lines)
         return row
@@ -157,15 +158,15 @@ def compile_for(
     begun: Callable[[Compiler], None] = lambda compiler: None,
     packages: Sequence[str] = (),
 ) -> list[Binary]:
-    """Compile for a device that need not be here; nothing is launched.
+    """Compile for a device that need not be present; nothing is launched.
 
     Args:
         device_key: a DEVICES key.
         jobs: any number; a process start costs about 5 s, a job 1 to 15 s.
         workers: processes that share the jobs.
         timeout: seconds a job may take.
-        cache: Triton's cache to leave the binaries in, for a process that will launch and judge them;
-            generated code is kept then too (runtime.program_cache).
+        cache: the folder of Triton's cache that keeps the binaries, for a process that will launch and test
+            them; generated code is kept then too (runtime.program_cache).
         report: called with each Binary as it comes, from any thread.
         begun: called with each worker before its first job, from any thread; `Compiler.end` stops one.
         packages: folders with another Triton or Helion than those installed here.
@@ -202,7 +203,7 @@ def compile_for(
                 for finished in as_completed(running):
                     finished.result()
             except BaseException:
-                # else the pool, at its end, waits for workers that go through all jobs
+                # otherwise the pool would wait at its end for workers that go through all jobs
                 for _ in todo:
                     pass
                 for compiler in list(compilers):

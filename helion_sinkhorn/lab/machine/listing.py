@@ -1,6 +1,6 @@
-"""What machine code says of itself: instructions by class, loops, widths of accesses, arithmetic and modes.
+"""Properties of machine code: instructions by class, loops, widths of accesses, arithmetic and modes.
 
-Reads text alone: NVIDIA's PTX, nvdisasm and cuobjdump, AMD's listing.  `tuning.child` makes them.
+It reads only text: NVIDIA's PTX, nvdisasm and cuobjdump, AMD's listing.  `tuning.child` makes them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FLOAT = re.compile(r"[._:](f16|bf16|f32|f64|tf32)(x2)?(?![0-9a-z])")
 CARRIES = re.compile(
     r"(mov|ld|st|selp|setp?|shfl)\b|v_(cmpx?|pack|accvgpr)_|(global|buffer|flat)_(load|store)_"
 )
-"""Matches one that moves or compares numbers and rounds none."""
+"""Matches an instruction that moves or compares numbers and rounds none."""
 PTX = re.compile(r"\s+(?:@!?%p\d+\s+)?(?P<op>[a-z][\w.:]*)\s")
 ENCODING = re.compile(r"_(e32|e64|dpp|sdwa)$")
 """Matches how a GCN instruction is encoded, at the end of its name."""
@@ -66,10 +66,10 @@ ASSIGNMENT = re.compile(r"\s+(?:@!?%p\d+\s+)?(?P<op>[a-z][\w.]*)\s+(?P<to>%\w+),
 
 
 def contested_fusions(ptx: str) -> int:
-    """Fused multiply-adds of PTX whose addend is a product that might have been fused in place of theirs.
+    """Fused multiply-adds of PTX whose addend is a product that LLVM could have fused instead.
 
-    LLVM takes one of two products that are added, not the same in every place of a block.  `mul.rn` is none,
-    and nothing fuses with inline assembly.
+    LLVM fuses one of two products that are added, and not the same one in every place of a block.  `mul.rn`
+    is never fused, and neither is inline assembly.
     """
     made: dict[str, str] = {}
     found = 0
@@ -85,12 +85,12 @@ DIFFERENCE = re.compile(r"v_sub_u32|v_subrev_u32")
 CARRIES_SIGN = re.compile(
     r"v_(add3?|sub|subrev|lshl_add|add_lshl)_u32|v_lshlrev_b32|v_mul_lo_u32|v_(mov|cndmask)_b32"
 )
-"""Instructions whose result is negative where a source may be."""
+"""Instructions whose result may be negative if a source may be."""
 
 
 def gcn_instructions(text: str) -> Iterator[tuple[str, list[str], bool]]:
-    """Each instruction of AMD's listing: the operation without its encoding, its operands (one empty one
-    where there are none), and whether it is inline assembly."""
+    """Each instruction of AMD's listing: the operation without its encoding, its operands (an empty one if
+    there are none), and whether it is inline assembly."""
     assembly = False
     for line in text.splitlines():
         if ";;#ASM" in line:
@@ -101,9 +101,7 @@ def gcn_instructions(text: str) -> Iterator[tuple[str, list[str], bool]]:
 
 
 def negative_offsets(text: str) -> int:
-    """Buffer instructions of AMD's that add an immediate to a register offset made by subtracting a
-    lane's part.
-
+    """AMD's buffer instructions that add an immediate to a register offset from which a lane subtracted.
     Such an offset may be negative, and is then out of range even where the immediate makes the sum positive
     (LLVM's AMDGPU target, splitBufferOffsets).  Follows registers in the order of the text.
     """
@@ -129,7 +127,7 @@ MATRIX_STATES = 19
 
 
 def registers_of(operand: str) -> set[int]:
-    """The vector registers that an operand of AMD's names: v7, v[2:17]."""
+    """The vector registers that an AMD operand names: v7, v[2:17]."""
     found = re.match(r"[-|]*v(?:\[(\d+):(\d+)\]|(\d+))", operand)
     if found is None:
         return set()
@@ -157,7 +155,7 @@ def assembly_behind_matrix(text: str) -> int:
 
 
 def nvidia_facts(ptx: str, sass: str, usage: str) -> dict[str, Any]:
-    """The fields of a Binary that its PTX, nvdisasm and cuobjdump --dump-resource-usage tell."""
+    """The fields of a Binary from its PTX, nvdisasm and cuobjdump --dump-resource-usage."""
     ops, loops = disassembled(sass, SASS)
     use = {k: int(v) for k, v in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
     counts = classify(ops)
@@ -183,7 +181,7 @@ def nvidia_facts(ptx: str, sass: str, usage: str) -> dict[str, Any]:
 
 
 def amd_facts(amdgcn: str) -> dict[str, Any]:
-    """The same of the listing that LLVM writes with an AMD binary."""
+    """The fields of a Binary from the listing that LLVM writes with an AMD binary."""
 
     def metadata(key: str) -> int:
         return int(re.search(rf"\.{key}:\s+(\d+)", amdgcn)[1])

@@ -1,4 +1,4 @@
-"""A device that is not here, as torch, Triton and Helion are told of it."""
+"""Presents a device that is not in this machine to torch, Triton and Helion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from helion_sinkhorn.runtime.generated import PINNED
 
 
 def read_cubin(compiled: Any) -> dict[str, Any]:
-    """What an NVIDIA binary says of itself."""
+    """The metadata of an NVIDIA binary."""
     import triton
 
     def tool(name: str, *options: str) -> str:
@@ -35,7 +35,7 @@ def read_cubin(compiled: Any) -> dict[str, Any]:
 
 
 def present_device(device: Device) -> None:
-    """Let torch.cuda and Triton describe `device`.  Helion, not imported yet, asks them alone."""
+    """Let torch.cuda and Triton describe `device`.  Helion, which is not imported yet, asks only them."""
     nvidia = device.vendor == "nvidia"
     digits = device.arch[2:] if nvidia else device.arch[3:-1]
     major, minor = int(digits[:-1]), int(digits[-1])
@@ -60,7 +60,7 @@ def present_device(device: Device) -> None:
     torch.cuda.get_device_properties = lambda device=None: properties
     torch.cuda.get_device_capability = lambda device=None: (major, minor)
     torch.cuda.get_device_name = lambda device=None: properties.name
-    # it keeps the functions that it found when it was imported
+    # this module keeps the functions that it found when it was imported
     if interfaces := sys.modules.get("torch._dynamo.device_interface"):
         for name in ("current_device", "device_count", "get_device_properties"):
             setattr(interfaces.CudaInterface, name, staticmethod(getattr(torch.cuda, name)))
@@ -135,8 +135,8 @@ def as_called(arguments: Sequence[Any]) -> Iterator[list[Any]]:
         first_views[key] = torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
         return first_views[key]
 
-    # Of fake tensors Helion takes the sizes for constants: it would leave out masks that every real call
-    # has, and a real call would compile anew
+    # Helion takes the sizes of fake tensors for constants: it would leave out masks that every real call
+    # has, and a real call would compile again
     as_real = (
         mock.patch.object(compile_environment, "FakeTensor", ()),
         mock.patch.object(FakeTensorConverter, "from_real_tensor", fakified),
@@ -146,9 +146,7 @@ def as_called(arguments: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def specialised(arguments: Sequence[Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """What Triton compiles for in a launch: tensors where they are, fake ones at 16-byte boundaries, and its
-    own options.
-    """
+    """What Triton compiles a launch for: arguments, with fake tensors at 16-byte boundaries, and options."""
     from torch._subclasses.fake_tensor import FakeTensor
     from triton.runtime.jit import MockTensor
 

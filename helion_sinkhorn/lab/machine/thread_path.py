@@ -17,7 +17,7 @@ COMPARE = {
     "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
 }  # fmt: skip
 State = dict[str, int]
-"""What is known of the integer registers and conditions that count loops."""
+"""The known values of the integer registers and conditions that count loops."""
 
 
 def executed(text: str, grammar: re.Pattern[str]) -> dict[str, int]:
@@ -47,7 +47,7 @@ def executed(text: str, grammar: re.Pattern[str]) -> dict[str, int]:
             return classify(ops)
         target = re.search(r"\.L\w+", operands[-1])
         if move == "unknown":
-            # data may skip forward what is masked, which a thread with all its matrices runs; not loop
+            # data may skip masked code forward, which a thread with all its matrices runs, but may not loop
             if not target or labels[target[0]] <= at:
                 return {}
             move = "next"
@@ -120,7 +120,7 @@ def step_sass(state: State, op: str, guard: str, operands: list[str]) -> str:
 
 
 def step_gcn(state: State, op: str, guard: str, operands: list[str]) -> str:
-    """The same for one AMD instruction."""
+    """Apply one AMD instruction: "next", "jump", "end" or "unknown"."""
     if op == "s_endpgm":
         return "end"
     if op == "s_branch":

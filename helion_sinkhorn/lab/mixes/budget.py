@@ -1,14 +1,16 @@
-"""What results of hc_mixes may be off by: float32 sums of exact products, in blocks.
+"""The largest errors of hc_mixes: float32 sums of exact products, in blocks.
 
-A sum of n products is made in blocks of at most BLOCK, and block after block added to a float32.  A matrix
-unit cuts its partial sum, all to one side, every STEP products at most: each time by CUT / 2 of its size on
-average, so that a block loses up to CUT BLOCK / (2 STEP) of itself.  Each of n / BLOCK additions rounds to
-nearest.  Partial sums are taken for as large as the whole: the larger of |sum| and the root of its squares.
+A sum of n products is made in blocks of at most BLOCK, which are added to a float32 one after another.  A
+matrix unit truncates its partial sum, always to one side, at most every STEP products, each time by CUT / 2
+of its size on average, so that a block loses up to CUT BLOCK / (2 STEP) of itself.  Each of n / BLOCK
+additions rounds to nearest.  Partial sums are assumed as large as the larger of |sum| and the root of its
+squares.
 
-A product with a factor of more than 8 bits is made of PARTS of bfloat16, without the smallest of them: off
-by PRODUCT units.  A dx of fewer bits than float32 is rounded by 2^-9 or 2^-12 of itself: the factors of its
-products may have two parts, 16 bits, and then it is off by NARROW units.  With precision "tf32" each factor
-of 24 bits is cut or rounded to 11: off by up to TF32, by half of it on average.
+A product with a factor of more than 8 bits is made of PARTS of bfloat16, without the smallest ones, and has
+an error of PRODUCT units.  A dx of fewer bits than float32 is rounded by 2^-9 or 2^-12 of itself, so the
+factors of its products may have two parts, 16 bits, and then the error is NARROW units.  With precision
+"tf32" each factor of 24 bits is truncated or rounded to 11 bits, with an error of up to TF32, half of it on
+average.
 """
 
 from __future__ import annotations
@@ -30,27 +32,27 @@ STEP = 8
 BLOCK = 128
 """Products that are added up before they are added to the rest."""
 PARTS = (1, 3, 6)
-"""Products of bfloat16 parts for one with so many factors of more than 8 bits: three, or six of nine."""
+"""Products of bfloat16 parts for a product, by its number of factors of more than 8 bits: 1, 3, or 6 of 9."""
 PRODUCT = 4.0
-"""Units that such a product is off by."""
+"""The error of such a product in units of roundoff."""
 NARROW = 75.0
-"""Units that a product of two factors of two parts is off by, as a root mean square: three products of rests
-are left out, each of 0.17 * 2^-16 (a rest is 0.41 * 2^-8 of a number between two powers of two)."""
+"""The error of a product of two factors with two parts, as a root mean square in units of roundoff: three
+products of rests are left out, each 0.17 * 2^-16 (a rest is 0.41 * 2^-8 of a number on average)."""
 TF32 = 2.0**-10
 """Relative error of cutting a factor to the 11 bits of TF32."""
 FACTORS = 3.0
-"""Units of roundoff of r, the root and the quotient, and of its product with an upstream gradient."""
+"""The error of r, a root and a quotient, and of its product with an upstream gradient, in units."""
 
 
 @dataclass(frozen=True)
 class Exact:
-    """One result in float64 and what float32 arithmetic leaves of it."""
+    """One result in float64, and the errors of float32 arithmetic."""
 
     value: torch.Tensor
     deviation: torch.Tensor
     """The deviation of the error before the last rounding, each cause with the size of its bound."""
     leaning: torch.Tensor
-    """The part of it that is all to one side, towards 0."""
+    """The part of the error that is always to one side, towards 0."""
     half: torch.Tensor
     """Largest error of the last rounding."""
 
@@ -74,20 +76,20 @@ class Sum:
     value: torch.Tensor
     squares: torch.Tensor
     products: int
-    """How many there are, those of parts counted by themselves."""
+    """The number of products, with those of parts counted separately."""
     cut_factors: int = 0
-    """Factors of each that are cut to 11 bits."""
+    """The number of factors in each product that are truncated to 11 bits."""
     off: float = PRODUCT
-    """Units that each product is off by."""
+    """The error of each product in units of roundoff."""
 
     @property
     def cuts(self) -> float:
-        """What cuts take off a block, relative to it."""
+        """The relative loss of a block by truncation."""
         return CUT * min(self.products, BLOCK) / (2 * STEP)
 
     @property
     def leaning(self) -> torch.Tensor:
-        """How far the sum may be cut towards 0."""
+        """How far the sum may be truncated towards 0."""
         return (self.cuts + self.cut_factors * TF32 / 2) * self.value.abs()
 
     @property
@@ -101,14 +103,14 @@ class Sum:
 
 
 def sum_with_x(workload: MixesWorkload, value: torch.Tensor, squares: torch.Tensor, terms: int) -> Sum:
-    """A sum of products of x with a float32: over columns of a token, or over tokens."""
+    """A sum of products of x with float32 numbers, over the columns of a token or over tokens."""
     if workload.precision == "tf32":
         return Sum(value, squares, terms, 1 + (workload.dtype == torch.float32))
     return Sum(value, squares, terms * PARTS[1 + (workload.dtype != torch.bfloat16)])
 
 
 def sum_of_rows(workload: MixesWorkload, value: torch.Tensor, squares: torch.Tensor, rows: int) -> Sum:
-    """A sum of products of two float32, over the rows of fn, for a dx of the workload's dtype."""
+    """A sum of products of float32 numbers over the rows of fn, for a dx of the workload's dtype."""
     if workload.precision == "tf32":
         return Sum(value, squares, rows, 2)
     off = PRODUCT if workload.dtype == torch.float32 else NARROW
@@ -128,7 +130,7 @@ def evaluated(
     fn: torch.Tensor,
     device: torch.device | str = "cpu",
 ) -> dict[str, Exact]:
-    """Every one of RESULTS, token by token but for dfn, which is a sum over the tokens of an element.
+    """All RESULTS, token by token except dfn, which is a sum over the tokens of an element.
 
     Args:
         x: (B, T, n, C) or (B, T, n C), B elements of T tokens.
@@ -189,10 +191,10 @@ def by_autograd(workload: MixesWorkload, x, dmixes, fn) -> tuple[torch.Tensor, .
 
 
 def exact(workload: MixesWorkload, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The results in float64; arguments as of `evaluated`."""
+    """The results in float64; arguments are as in `evaluated`."""
     return {name: e.value for name, e in evaluated(workload, *inputs).items()}
 
 
 def error_budget(workload: MixesWorkload, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Largest error an implementation may show, entry by entry; arguments as of `evaluated`."""
+    """The largest error that an implementation may have, entry by entry; arguments are as in `evaluated`."""
     return {name: e.budget for name, e in evaluated(workload, *inputs).items()}

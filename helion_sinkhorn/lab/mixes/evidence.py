@@ -1,8 +1,8 @@
 """EVIDENCE of hc_mixes: mixes and dx token by token, dfn element by element.
 
-An element of the batch is a group of tokens: each has a sum of its own, dfn, from its own call.  The norm
-weight is in fn, as the public function has it before it calls an operator; that function itself has one of
-powers of two, with which fn is the same.
+An element of the batch is a group of tokens, and has its own sum dfn, from its own call.  fn includes the
+norm weight, as when the public function calls an operator.  The public function itself is called with a
+weight of powers of two, and with fn divided by it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def truths(workload: MixesWorkload, *given: torch.Tensor) -> dict[str, Truth]:
 
 
 def run(workload: MixesWorkload, choices: Choices | None, of: Collection[str], x, dmixes, fn) -> Results:
-    """By the kernels one after another, each with its choice."""
+    """The results by the kernels one after another, each with its choice."""
     forward, backward = eager(workload) if choices is None else launches(workload, choices, fn[0])
 
     def compute(at: slice) -> Results:
@@ -121,7 +121,7 @@ def launches(
 
 
 def public(workload: MixesWorkload, of: Collection[str], x, dmixes, fn) -> Results:
-    """By the public function and autograd, with a norm weight of powers of two."""
+    """The results by the public function and autograd, with a norm weight of powers of two."""
     weight = torch.exp2(torch.arange(workload.columns, device=x.device) % 3 - 1.0)
 
     def compute(at: slice) -> Results:

@@ -11,7 +11,7 @@ from helion_sinkhorn.lab.draws import SHORT, draws, normal
 ROW_DEVIATION = 0.02
 """Deviation of fn's entries, as models begin."""
 MASSIVE = 1e3
-"""Size of the one entry of a token that stands above all others in `massive`."""
+"""Size of the one entry of a token that is above all others in `massive`."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class MixesWorkload:
     c: int = 4096
     m: int = 24
     tokens: int = 1
-    """Tokens in an element of the batch; dfn, a sum over tokens, is judged element by element."""
+    """Tokens in an element of the batch; dfn, a sum over tokens, is tested element by element."""
     dtype: torch.dtype = torch.bfloat16
     norm_eps: float = 1e-6
     norm_weight: bool = False
@@ -55,7 +55,7 @@ class MixesWorkload:
 
     @property
     def options(self) -> dict[str, object]:
-        """Keywords of `hc_mixes`, but for the norm weight itself."""
+        """Keywords of `hc_mixes` other than the norm weight."""
         return {
             "norm_eps": self.norm_eps, "precision": self.precision, "eps_outside": self.eps_outside,
         }  # fmt: skip

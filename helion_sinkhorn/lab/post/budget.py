@@ -1,8 +1,8 @@
-"""What results of hc_post may be off by: a rounding of each product and of each sum, and one to their dtype.
+"""The largest errors of hc_post: a rounding of each product and of each sum, and one to the result's dtype.
 
-Everything before the last rounding is float32, so the deviation of an entry is that of its terms, each off by
-`chain` or `tree` units of roundoff.  The gradient of the bias adds df before it is rounded.  The
-budget is five deviations, and half a unit in the last place of a narrow result.
+Everything before the last rounding is float32, so the deviation of an entry follows from its terms, whose
+errors are `chain` or `tree` units of roundoff.  The gradient of the bias is a sum of df before its rounding.
+The budget is five deviations, and half a unit in the last place of a narrow result.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def deviation(f, x, post, comb, grad, bias=None, comb_order: str = "io") -> Name
 
 
 def error_budget(f, x, post, comb, grad, bias=None, comb_order: str = "io") -> Named:
-    """Largest error an implementation may show on these inputs, entry by entry, for each result.
+    """The largest error that an implementation may have on these inputs, entry by entry, for each result.
 
-    Arguments as in `exact`, each of the dtype in which it is given.
+    Arguments are as in `exact`, each in the dtype in which it is given.
     """
     inputs = f, x, post, comb, grad, bias, comb_order
     truth, sigma = exact(*inputs), deviation(*inputs)

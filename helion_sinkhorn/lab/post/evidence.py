@@ -114,7 +114,7 @@ def run(
 
 
 def pass_over_streams(call: site.SiteCall, choices: Choices, f, x, post, comb, bias, order) -> torch.Tensor:
-    """The new streams; what hc_boundary's kernel collapses and projects besides is not looked at."""
+    """The new streams by hc_boundary's kernel, whose collapse and projection are ignored."""
     fn = x.new_zeros((call.mixes.m, call.mixes.columns), dtype=torch.float32)
     split = boundary.split_of(fn, call)
     choice = choices.get(boundary.FORWARD)

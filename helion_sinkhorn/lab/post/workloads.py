@@ -22,7 +22,7 @@ class HcPostWorkload:
     n: int = 4
     c: int = 4096
     tokens: int = 1
-    """Tokens in an element of the batch; the gradient of the bias is judged element by element."""
+    """Tokens in an element of the batch; the gradient of the bias is tested element by element."""
     dtype: torch.dtype = torch.bfloat16
     coefficients: torch.dtype = torch.float32
     f_dtype: torch.dtype | None = None

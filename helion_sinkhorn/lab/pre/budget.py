@@ -1,8 +1,8 @@
-"""What results of hc_pre may be off by: a rounding of each product and of each sum, and one to their dtype.
+"""The largest errors of hc_pre: a rounding of each product and of each sum, and one to the result's dtype.
 
-Everything before the last rounding is float32, so the deviation of an entry is that of its terms, each off by
-`chain` or `tree` units of roundoff.  The budget is five deviations, and half a unit in the last place of a
-narrow result.
+Everything before the last rounding is float32, so the deviation of an entry follows from its terms, whose
+errors are `chain` or `tree` units of roundoff.  The budget is five deviations, and half a unit in the last
+place of a narrow result.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def deviation(x: torch.Tensor, pre: torch.Tensor, dy: torch.Tensor) -> dict[str,
 
 
 def error_budget(x: torch.Tensor, pre: torch.Tensor, dy: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Largest error an implementation may show on these inputs, entry by entry, for each result.
+    """The largest error that an implementation may have on these inputs, entry by entry, for each result.
 
     Args:
         x: (..., n, C), pre (..., n) and dy (..., C), each of the dtype in which it is given.

@@ -51,7 +51,7 @@ class HcPreWorkload:
         """(x, pre, dy), bit for bit the same everywhere, or drawn `there`, on the device.
 
         x (batch, tokens, n, C) of `dtype`, pre (batch, tokens, n) of `coefficients`; the upstream gradient dy
-        (batch, tokens, C) of `dtype`; with a norm its weight (C,) in float32 behind them.
+        (batch, tokens, C) of `dtype`; with a norm its weight (C,) in float32 comes last.
         """
         g, tokens = draws(seed, device, there), (self.batch, self.tokens)
         x, pre = VALUES[self.values](g, tokens, self.n, self.c)

@@ -1,4 +1,4 @@
-"""What tests, tuner and accuracy gate share: inputs, the exact result, the error allowed.
+"""The inputs, the exact result and the error budget that tests, tuner and accuracy gate share.
 
 The budget is no round number: `error_budget` runs the scaling form in float64 with every
 rounding of the kernels replaced by a random relative error of the size of its bound, and takes
@@ -23,10 +23,10 @@ SMALLEST_NORMAL = 2.0**-126
 MODEL_ENTRIES = 1 << 22
 """Entries times iterations that the model runs at a time."""
 LARGEST_START = 40.0
-"""Cap on log q_0: the largest entry of a row is 1 when iterations begin, and e^-40 no part of its sum, in
-float64 either.  Without it q_0 overflows where a column lies 710 below its rows."""
+"""Cap on log q_0.  The largest entry of a row is 1 when iterations begin, so e^-40 does not change its sum
+in float64 either.  Without the cap q_0 overflows where a column is 710 below its rows."""
 UNDERFLOW = 2.0**-30
-"""What entries of A below the normal range may add to a result of the log form (scaling.py)."""
+"""The most that entries of A below the normal range may add to a result of the log form (scaling.py)."""
 
 
 def exact(
@@ -157,7 +157,7 @@ def error_budget(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Largest |P - P64| and |dX - dX64| an implementation may show on these inputs, entry by entry.
+    """The largest |P - P64| and |dX - dX64| that an implementation may have, entry by entry.
 
     Five standard deviations of the results of `scaling_form` with random rounding errors, plus half a
     unit in the last place of the output type.  For P the deviation is relative, an entry's own but at
@@ -198,7 +198,7 @@ def error_budget(
 
 @dataclass(frozen=True)
 class Case:
-    """One set of inputs with its truth and budget: what every implementation is tested on."""
+    """One set of inputs with its truth and budget, on which every implementation is tested."""
 
     logits: str
     n: int
@@ -218,7 +218,7 @@ class Case:
 
     @property
     def options(self) -> dict[str, object]:
-        """The same as keywords of `sinkhorn`."""
+        """The arguments as keywords of `sinkhorn`."""
         return {"n_iters": self.n_iters, "eps": self.eps, "form": self.form, "first": self.first}
 
     def inputs(self, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:

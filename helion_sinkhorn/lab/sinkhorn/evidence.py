@@ -82,7 +82,7 @@ def truths(workload: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) -> dic
     spreads = [spread(*pair, workload.dtype) for pair in zip(values, budgets, strict=True)]
     biases = systematic(workload, x, dy, values, spreads)
     scales = noticeable(values[0]), largest(values[1])
-    # values of P are held to their budget, which has room for two units in the last place of a division
+    # the budget of values of P has room for an error of two units in the last place of a division
     peer = {"dX": peer_of_gradient(x, dy, values[1], scales[1], *workload.arguments)}
     # all tested gradients are as different as their cotangents
     distinct = len(torch.unique(x, dim=0)), len(x)
@@ -110,7 +110,7 @@ def systematic(workload: SinkhornWorkload, x, dy, values, spreads) -> list[float
 
 
 def run(workload: SinkhornWorkload, choices: Choices | None, of: Collection[str], x, dy) -> Results:
-    """P and dX by a call each."""
+    """P and dX, by one call each."""
     if is_implicit(workload):
         return implicit.run(workload, choices, of, x, dy)
     found = {}
@@ -153,7 +153,7 @@ def run_implicit(call: SinkhornCall, choice: Choice, p: torch.Tensor, dy: torch.
 
 
 def owns_whole_matrices(job: Job) -> bool:
-    """Whether a thread holds every entry of its matrices, and nothing of them passes through memory."""
+    """Whether a thread holds every entry of its matrices, so that none passes through memory."""
     variant = dict(job.choice.variant)
     if job.choice.kernel == "sinkhorn_backward_history":
         return False
@@ -167,7 +167,7 @@ def problems(binary: Binary) -> Iterator[str]:
     if owns_whole_matrices(binary.job):
         call = binary.job.call
         matrices = dict(binary.job.choice.config)["block_sizes"][0] // binary.threads
-        # a result may change threads once, on its way to coalesced stores; an iteration may not
+        # a result may change threads once, for coalesced stores, but an iteration may not
         allowed = 2 * matrices * call.n * call.m
         if exchanges(binary.counts) > allowed or any(exchanges(body) for body in binary.loops):
             yield "threads that own whole matrices exchange data"

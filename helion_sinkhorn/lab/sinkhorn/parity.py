@@ -1,8 +1,8 @@
-"""Parity: the error of a result beside that of float32 PyTorch, and below which size errors tell nothing.
+"""Parity: the error of a result beside that of float32 PyTorch, and the floor below which none counts.
 
-The limit of an error may not come from the algorithm that is tested.  Two things are independent of every
-algorithm: what PyTorch's autograd of the definition reaches in float32 on the same inputs, and what one
-rounding of each logit and of each line sum does to the exact result, which no float32 evaluation can avoid.
+The limit of an error must not come from the tested algorithm.  Two things are independent of every algorithm:
+the error of PyTorch's autograd of the definition in float32 on the same inputs, and the effect of one
+rounding of each logit and of each line sum, which no float32 evaluation can avoid.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from helion_sinkhorn.lab.truth import Peer, largest_error
 from helion_sinkhorn.ops.sinkhorn import reference
 
 DRAWS = 4
-"""How many draws of rounding errors a floor is the largest of."""
+"""A floor is the largest of so many draws of rounding errors."""
 LAST_PLACES = 8 * UNIT
 """Four units in the last place of the largest entry are below every floor."""
 VANISHING = 2.0**-20
-"""A gradient this much smaller than the upstream one has no digits of its own: errors are relative to
-that."""
+"""If a gradient is smaller than this times the upstream gradient, errors are relative to the latter."""
 
 
 def rounded_definition(

@@ -10,7 +10,7 @@ from helion_sinkhorn.lab.draws import SHORT, make_cotangents
 from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 
 LARGEST_ENTRIES = 1 << 26
-"""Most entries of a tuned batch, 256 MiB in float32: far more blocks than any device holds at once."""
+"""The most entries of a tuned batch, 256 MiB in float32, with far more blocks than a device runs at once."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class SinkhornWorkload:
     batch: int
     tags: frozenset[str]
     """ci: accuracy gate; tune: has a tuned config; bench: tritonbench and reports; stress: extreme inputs;
-    implicit: the approximate gradient, judged against the equations of stationarity."""
+    implicit: the approximate gradient, tested against the equations of a fixed point."""
     source: str
     n_iters: int = 20
     form: str = "deepseek"
@@ -50,7 +50,7 @@ class SinkhornWorkload:
 
     @property
     def options(self) -> dict[str, object]:
-        """The same as keywords of `sinkhorn`."""
+        """The arguments as keywords of `sinkhorn`."""
         own = {} if self.backward == "exact" else {"backward": self.backward}
         return {"n_iters": self.n_iters, "eps": self.eps, "form": self.form, "first": self.first, **own}
 
@@ -77,7 +77,7 @@ def _square(n: int, batch: int, dtype: torch.dtype, form: str, tags: str, source
 
 
 def _tuned_batches(n: int) -> list[int]:
-    """TUNED_BATCHES up to LARGEST_ENTRIES, and the largest that fits: it is for all beyond."""
+    """TUNED_BATCHES up to LARGEST_ENTRIES, and the largest batch that fits, which larger batches use too."""
     most = LARGEST_ENTRIES // (n * n)
     return sorted({min(batch, most) for batch in TUNED_BATCHES})
 

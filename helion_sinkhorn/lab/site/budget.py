@@ -1,15 +1,14 @@
-"""What results of hc_site may be off by: the error models of its three operators, one behind the other.
+"""The largest errors of hc_site: the error models of its three operators, one after another.
 
-A run computes the site in float64 with the errors that float32 makes on the way, each of the size of its
-bound and up or down at random: those of the mixes and of the collapse's gradient, as the budgets of hc_mixes
-and hc_pre have them, and the roundings of hc_split_sinkhorn's model.  Later steps are exact in it, so that a
-run shows what earlier errors become in every result.  SAMPLES runs give the variance of that, and one more
-run the square of what cuts of the matrix unit, all to one side, become.  The variance of the last step is
-added: the sum of y, the two products of the projection's gradients, the four terms of dx.  A narrow result is
-rounded once.
+A run computes the site in float64 with the errors of float32, each of the size of its bound and with a random
+sign: the errors of the mixes and of the collapse's gradient from the budgets of hc_mixes and hc_pre, and the
+roundings of hc_split_sinkhorn's model.  Later steps are exact, so that a run shows the effect of earlier
+errors on every result.  SAMPLES runs give its variance, and one more run the squared effect of truncations in
+the matrix unit, which are all to one side.  The variance of the last step is added: the sum of y, the two
+products of the projection's gradients, the four terms of dx.  A narrow result is rounded once.
 
-Nothing here is taken from a kernel.  Two checks of `tests/hc_site/test_budget.py`: the truth is float64
-autograd of the specification, and float32 autograd of it stays within the limits.
+Nothing here comes from a kernel.  `tests/hc_site/test_budget.py` checks that the truth is float64 autograd of
+the specification, and that float32 autograd of it stays within the limits.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Named = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Site:
-    """The inputs of a workload in float64 and what the steps have of them.
+    """The inputs of a workload in float64, and the intermediate results of the steps.
 
     x, dresidual (B, T, n, C), dy (B, T, C), dpost (B, T, n), dcomb (B, T, n, n); fn (B, M, n C), scale (B, 3)
     and base (B, M) of each of B elements.
@@ -54,7 +53,7 @@ class Site:
 
     @property
     def streams(self) -> torch.Tensor:
-        """x as the projection has it."""
+        """x as the projection takes it."""
         return self.x.flatten(2)
 
     @property
@@ -80,21 +79,21 @@ class Site:
 
     @functools.cached_property
     def made(self) -> dict[str, torch.Tensor]:
-        """What hc_split_sinkhorn makes of the mixes, in float64."""
+        """The results of hc_split_sinkhorn for the mixes, in float64."""
         return of_split.exact(self.workload.of_split, *self.of_split(self.mixes, self.dpre))
 
     @functools.cached_property
     def projection(self) -> dict[str, Exact]:
-        """What hc_mixes's budget has of the mixes and of its gradients."""
+        """The mixes and the gradients of the projection, from hc_mixes's budget."""
         given = self.streams, self.made["dmixes"], self.fn
         return of_mixes.evaluated(self.workload.of_mixes, *given, device=self.x.device)
 
     def of_split(self, mixes: torch.Tensor, dpre: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What hc_split_sinkhorn's budget is given."""
+        """The arguments of hc_split_sinkhorn's budget."""
         return mixes, dpre, self.dpost, self.dcomb, self.scale, self.base
 
     def results(self, made: Named, mixes: torch.Tensor) -> dict[str, torch.Tensor]:
-        """RESULTS from what hc_split_sinkhorn made of these mixes, in float64 as they are."""
+        """RESULTS in float64 from the results of hc_split_sinkhorn for these mixes."""
         r, k = self.norm
         g = r * made["dmixes"]
         along = (made["dmixes"] * mixes).sum(-1, keepdim=True)
@@ -106,23 +105,23 @@ class Site:
         }  # fmt: skip
 
     def run(self, mixes: torch.Tensor, dpre: torch.Tensor, rounding: Rounding) -> dict[str, torch.Tensor]:
-        """RESULTS of a run, and pre and dmixes of it."""
+        """RESULTS of a run, with its pre and dmixes."""
         made = of_split.model(self.workload.of_split, *self.of_split(mixes, dpre), rounding)
         return made | self.results(made, mixes)
 
 
 def site_of(workload: HcSiteWorkload, *inputs: torch.Tensor, device: torch.device | str = "cpu") -> Site:
-    """The inputs as Site has them, of any dtype and device, in float64 on this one."""
+    """The Site of inputs of any dtype and device, in float64 on this device."""
     return Site(workload, *(t.detach().to(device, torch.float64) for t in inputs))
 
 
 def evaluated(
     workload: HcSiteWorkload, *inputs: torch.Tensor, seed: int = 0, device: torch.device | str = "cpu"
 ) -> dict[str, Exact]:
-    """Every one of RESULTS, token by token but for dfn (B, M, n C), dscale (B, 1, 3) and dbase (B, 1, M).
+    """All RESULTS, token by token except dfn (B, M, n C), dscale (B, 1, 3) and dbase (B, 1, M).
 
     Args:
-        inputs: x, dresidual, dy, dpost, dcomb, fn, scale, base, as `Site` has them.
+        inputs: x, dresidual, dy, dpost, dcomb, fn, scale, base, as in `Site`.
         device: where this is computed, and stays.
     """
     site = site_of(workload, *inputs, device=device)
@@ -151,7 +150,7 @@ def evaluated(
 
 
 def dtype_of(workload: HcSiteWorkload, name: str) -> torch.dtype:
-    """What a result is returned in."""
+    """The dtype of a result."""
     return workload.dtype if name in NARROW else torch.float32
 
 
@@ -173,23 +172,23 @@ def propagated(
 
 
 def leaning(site: Site, rounding: Rounding | None = None) -> dict[str, torch.Tensor]:
-    """A run whose mixes are cut towards 0 as far as they may be; without rounding, exact but for that."""
+    """A run with mixes truncated towards 0 as far as possible; without rounding it is otherwise exact."""
     rounding = rounding or Rounding.on(site.x.device, 0, unit=0.0)
     mixes = site.projection["mixes"]
     return site.run(mixes.value - mixes.leaning * mixes.value.sign(), site.dpre, rounding)
 
 
 def off(value: torch.Tensor, deviation: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
-    """A value off by its deviation, up or down at random."""
+    """A value with an error of its deviation, with a random sign."""
     up = torch.rand(value.shape, generator=draws, device=draws.device) < 0.5
     return torch.where(up, value + deviation, value - deviation)
 
 
 def floored(site: Site, truth: Named, variances: Named) -> dict[str, torch.Tensor]:
-    """Variances of RESULTS that lean on more than their own SAMPLES.
+    """Variances of RESULTS with lower bounds beside their own SAMPLES.
 
-    Those of sums are at least what the variances of pre and dmixes become if these err independently;
-    coefficients and sums over tokens share theirs, as in hc_split_sinkhorn's budget.
+    The variances of sums are at least those that independent errors of pre and dmixes would give.
+    Coefficients and sums over tokens share theirs, as in hc_split_sinkhorn's budget.
     """
     pre, dmixes = variances["pre"], site.norm[0].square() * variances["dmixes"]
     of_dx = pre.unsqueeze(-1) * site.dy.square().unsqueeze(-2)
@@ -207,7 +206,7 @@ def floored(site: Site, truth: Named, variances: Named) -> dict[str, torch.Tenso
 def systematic(
     site: Site, limits: Mapping[str, Exact], spreads: Mapping[str, torch.Tensor]
 ) -> dict[str, float]:
-    """The largest bias of functions that err to one side, and of mixes that do, in spreads."""
+    """The largest bias, in spreads, of functions and of mixes whose errors are all to one side."""
     most = dict.fromkeys(limits, 0.0)
     for seed in range(SAMPLES):
         found = leaning(site, Systematic(seed))
@@ -217,10 +216,10 @@ def systematic(
 
 
 def exact(workload: HcSiteWorkload, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The results in float64; arguments as of `evaluated`."""
+    """The results in float64; arguments are as in `evaluated`."""
     return {name: e.value for name, e in evaluated(workload, *inputs).items()}
 
 
 def error_budget(workload: HcSiteWorkload, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Largest error an implementation may show, entry by entry; arguments as of `evaluated`."""
+    """The largest error that an implementation may have, entry by entry; arguments are as in `evaluated`."""
     return {name: e.budget for name, e in evaluated(workload, *inputs).items()}

@@ -1,8 +1,8 @@
 """EVIDENCE of hc_site: results of tokens token by token, sums over tokens element by element.
 
-An element of the batch is a group of tokens: each has sums of its own, dfn, dscale and dbase, from its own
-call.  The norm weight is in fn, as the public function has it before it calls an operator; that function
-itself has one of powers of two where a workload has one, with which fn is the same.
+An element of the batch is a group of tokens, and has its own sums dfn, dscale and dbase, from its own call.
+fn includes the norm weight, as when the public function calls an operator.  If a workload has a norm weight,
+the public function itself is called with a weight of powers of two, and with fn divided by it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BOUNDARY = {
 }  # fmt: skip
 """The results that show what each kernel of hc_boundary did."""
 NAMES = ("x", "dresidual", "dy", "dpost", "dcomb", "fn", "scale", "base")
-"""The inputs, in order; behind them, where the workload crosses, those of `make_update`."""
+"""The inputs, in order; if the workload crosses, those of `make_update` follow."""
 KERNELS = {**launch.KERNELS, **boundary.KERNELS, **boundary_backward.KERNELS}
 
 
@@ -58,14 +58,17 @@ def of_crossing(workload: HcSiteWorkload) -> tuple[str, ...]:
 
 
 def by_kernels(workload: HcSiteWorkload) -> tuple[str, ...]:
-    """Without the gradients of a collapse by its own weights, which kernels of hc_post and hc_site make."""
+    """The results of kernels, but no gradients of a collapse by its own weights, which other kernels make."""
     values = tuple(PREFIX + name for name in crossing.VALUES)
     return (*RESULTS, *values) if workload.own_weights else results(workload)
 
 
 def by_public(workload: HcSiteWorkload, on_gpu: bool) -> list[str]:
-    """Parts round the gradient of narrow streams more than once: those are judged by kernels, and dx of a CPU
-    in float32 alone."""
+    """The results by which the public function is tested.
+
+    The parts round the gradient of narrow streams more than once.  So these gradients are tested by kernels
+    only, and dx of a CPU in float32 only.
+    """
     rounded = [] if workload.dtype == torch.float32 else [PREFIX + name for name in OF_UPDATE]
     if rounded and not on_gpu:
         rounded.append("dx")
@@ -119,7 +122,7 @@ def run(
     if wanted and choices:
         found = crossing.named(crossing.run(workload, choices, wanted, *everything))
     elif wanted:
-        # what is served is the public function, which sums over tokens besides
+        # calls use the public function, which also sums over tokens
         found = crossing.named(crossing.public(workload, wanted, *everything))
     of = [name for name in of if not name.startswith(PREFIX)]
     if not of:
@@ -161,10 +164,10 @@ def launched(
 def crossed(
     w: HcSiteWorkload, choices: Choices, of: Collection[str], x, dresidual, dy, dpost, dcomb, *parameters
 ) -> Results:
-    """By hc_boundary's kernels, whose new streams are x: f is 0 and comb the identity.
+    """The results by hc_boundary's kernels, with x as new streams, since f is 0 and comb the identity.
 
-    How they mix streams is judged by hc_post's row.  The collapse is by the coefficients that hc_site makes
-    of x; dx is the gradient of the old streams.
+    hc_post's row tests how they mix streams.  The collapse takes the coefficients that hc_site makes of x; dx
+    is the gradient of the old streams.
     """
     _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, None, *w.arguments)
     identity = torch.eye(w.n, device=x.device).expand_as(dcomb)
@@ -186,7 +189,7 @@ def crossed(
 
 
 def upstream_of(workload: HcSiteWorkload, dresidual, dy, dpost, dcomb) -> list[torch.Tensor | None]:
-    """As the operator has them."""
+    """The upstream gradients as the operator gets them."""
     return given(workload.unused, dresidual=dresidual, dy=dy, dpost=dpost, dcomb=dcomb)
 
 
@@ -218,7 +221,7 @@ def call_public(workload: HcSiteWorkload, empty: Callable[..., torch.Tensor]) ->
 
 
 def joined() -> dict[str, tuple[str, ...]]:
-    """The results of each kernel, hc_boundary's own behind those of hc_site that it makes too."""
+    """The results of each kernel, with hc_boundary's own after those of hc_site that it also computes."""
     own = {kernel: tuple(PREFIX + name for name in names) for kernel, names in crossing.COMPUTES.items()}
     kernels = {**COMPUTES, **BOUNDARY, boundary_backward.SUMS: ()}
     return {kernel: (*names, *own.get(kernel, ())) for kernel, names in kernels.items()}

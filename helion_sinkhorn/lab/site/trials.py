@@ -76,7 +76,7 @@ def run_boundary(call: SiteCall, choice: Choice, f, x, post, comb, weights, spli
 
 
 def of_boundary_backward(call: SiteCall, batch: int, device: str) -> Tensors:
-    """What `boundary_backward.one_pass` takes, but for the bias: fn's parts for all streams, and for each."""
+    """The arguments of `boundary_backward.one_pass` except the bias, with fn's parts in both layouts."""
     f, x, post, comb, weights, split = of_boundary(call, batch, device)
     g, along, _, dstreams, dy, streams, _ = of_streams(call, batch, device)
     shape = call.mixes.m, call.mixes.parts, call.n, call.columns
@@ -115,7 +115,7 @@ def of_second(call: SiteCall, batch: int, device: str) -> Tensors:
 
 
 def run_second(call: SiteCall, choice: Choice, y_weight, factors, *operands) -> Tensors:
-    """With the norm, as models have it: without it there is less to do."""
+    """A launch with the norm, as in models, which does more than one without."""
     return run_boundary_backward(call, choice, *operands, norm=(y_weight, factors))
 
 
@@ -194,7 +194,7 @@ def of_finish(call: SiteCall, batch: int, device: str) -> Tensors:
 
 
 def run_finish(call: SiteCall, choice: Choice, partials, squares, scale, base, streams, weight) -> Tensors:
-    """With the collapse, which takes longer than the norm of a y that there is."""
+    """A launch with the collapse, which takes longer than the norm of a given y."""
     y, options = torch.empty_like(streams[:, 0]), SiteOptions().checked()
     made = finish.run(partials, squares, scale, base, y, streams, weight, call, options, choice=choice)
     return *made, y
@@ -218,7 +218,7 @@ def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> flo
     update = f, x, post, comb, weights
     second = choice.kernel == boundary_backward.SECOND
     if second:
-        # with the bits that they have where they are made again
+        # with the bits that they have if they are computed again
         made = post_launch.forward(*(t.to(device) for t in update[:4]), None, "io")
         streams = streams if made.is_meta else made.cpu()
     limits = of_boundary_gradients.evaluated(workload.of_mixes, dstreams, dy, dmixes, streams, *update, fn)

@@ -24,7 +24,7 @@ class HcSiteWorkload:
     n: int = 4
     c: int = 4096
     tokens: int = 1
-    """Tokens in an element of the batch; sums over tokens are judged element by element."""
+    """Tokens in an element of the batch; sums over tokens are tested element by element."""
     dtype: torch.dtype = torch.bfloat16
     precision: str = "float32"
     n_iters: int = 20
@@ -43,11 +43,11 @@ class HcSiteWorkload:
     spread: float = 1.0
     """Deviation of the mixes."""
     crosses: bool = False
-    """Whether `hc_boundary` of these streams is judged too."""
+    """Whether `hc_boundary` of these streams is tested too."""
     own_weights: bool = False
     """Whether its collapse takes the weights of its own site: pre_next is None, as in DeepSeek-V4."""
     every_argument: bool = False
-    """Whether it has a bias and a weight of its norm too: f + bias and fn times the weight are exact."""
+    """Whether it also has a bias and a weight of the norm; f + bias and fn times the weight are exact."""
     unused: str = ""
     """The upstream gradients, "dresidual", "dy", "dpre", "dpost" and "dcomb" with spaces between, that are
     None as nothing used the results."""

@@ -1,4 +1,4 @@
-"""What results of hc_split_sinkhorn may be off by: the equations with a rounding at each step.
+"""The largest errors of hc_split_sinkhorn: the equations with a rounding at each step.
 
 `model` is the specification's mathematics in float64, Sinkhorn's part in its scaling form, with every
 rounding of a float32 implementation replaced by a random relative error of the size of its bound.  The budget
@@ -128,11 +128,11 @@ def added(terms: torch.Tensor, r: Rounding) -> torch.Tensor:
 
 
 def error_budget(workload: HcWorkload, *inputs: torch.Tensor, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Largest error an implementation may show on these inputs, entry by entry, for each result.
+    """The largest error that an implementation may have on these inputs, entry by entry, for each result.
 
-    For pre, post and comb an entry's own deviation relative to it, but at least the mean of its token's; for
-    gates' columns of dmixes the same; for comb's columns and the sums the largest of the token or sum, since
-    their entries cancel.
+    For pre, post, comb and the gates' columns of dmixes it follows from an entry's own relative deviation,
+    but at least the mean of its token.  For comb's columns of dmixes and the sums it follows from the largest
+    deviation of the token or sum, since their entries cancel.
     """
     truth = exact(workload, *inputs)
     wide = [t.detach().double() for t in inputs]

@@ -79,7 +79,7 @@ def truths(workload: HcWorkload, *given: torch.Tensor) -> dict[str, Truth]:
 
 
 def peer_of_gradient(workload: HcWorkload, exact: torch.Tensor, mixes, *given: torch.Tensor) -> Peer:
-    """What float32 PyTorch's autograd of the specification reaches for dmixes, relative to a token's largest
+    """The error of float32 PyTorch's autograd of the specification for dmixes, relative to a token's largest
     entry."""
     *gradients, scale, base = given
     leaf = mixes.detach().clone().float().requires_grad_()
@@ -127,7 +127,7 @@ def run(
 
 
 def eager_forward(workload: HcWorkload, mixes, scale, base) -> tuple[torch.Tensor | None, ...]:
-    """(pre, post, comb, mixes, norms) of the CPU path; norms are None but for partial sums."""
+    """(pre, post, comb, mixes, norms) of the CPU path; norms are None unless there are partial sums."""
     norms = None
     if workload.splits:
         mixes, norms = eager.reduce(*workload.parts(mixes), *workload.norm)
@@ -137,7 +137,7 @@ def eager_forward(workload: HcWorkload, mixes, scale, base) -> tuple[torch.Tenso
 def launch_forward(
     choices: Choices, workload: HcWorkload, mixes, scale, base
 ) -> tuple[torch.Tensor | None, ...]:
-    """The same by a kernel; partial sums have the tokens first, as hc_mixes makes them."""
+    """The results of `eager_forward` by a kernel; partial sums have the tokens first, as in hc_mixes."""
     constants = *workload.arguments, torch.float32
     if not workload.splits:
         choice = choices.get(launch.FORWARD)

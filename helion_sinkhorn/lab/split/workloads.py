@@ -22,7 +22,7 @@ class HcWorkload:
     source: str
     n: int = 4
     tokens: int = 1
-    """Tokens in an element of the batch; sums over tokens are judged element by element."""
+    """Tokens in an element of the batch; sums over tokens are tested element by element."""
     n_iters: int = 20
     eps: float = 1e-6
     dtype: torch.dtype = torch.float32
@@ -68,13 +68,13 @@ class HcWorkload:
 
     @property
     def arguments(self) -> tuple[object, ...]:
-        """The same as the operators take them."""
+        """The options as the operators take them."""
         pre_eps = self.eps if self.pre_eps is None else self.pre_eps
         return self.n, self.n_iters, self.eps, self.post_mult, pre_eps, self.post_eps, self.comb_order
 
     @property
     def norm(self) -> tuple[int, float, bool]:
-        """What the operators take of the norm, behind the squares."""
+        """The arguments of the norm that the operators take after the squares."""
         return self.size, self.norm_eps, self.eps_outside
 
     def given(self, mixes: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:

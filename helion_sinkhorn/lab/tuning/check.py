@@ -1,4 +1,4 @@
-"""What is wrong with the files of a tuning cache, and which of their programs do not compile."""
+"""Checks of the files of a tuning cache: their defects, and the programs that do not compile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from helion_sinkhorn.lab.tuning.ranking import calibration
 from helion_sinkhorn.runtime.kernel import Choice, in_space
 
 MOST_BYTES = 800_000
-"""Most bytes of one device's files."""
+"""The most bytes of one device's files."""
 
 
 def files(folder: Path) -> list[Path]:
@@ -29,7 +29,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def complaints(folder: Path) -> Iterator[str]:
-    """What is wrong with the files of a folder, without compiling anything."""
+    """The defects of the files of a folder, found without compiling."""
     from jsonschema import Draft202012Validator
 
     validator = Draft202012Validator(json.loads((store.folders()[-1] / "schema.json").read_text()))
@@ -115,7 +115,7 @@ def miscompiled(
         todo = jobs(folder, device)[::every]
         if todo:
             say(f"{device}: {len(todo)} programs to compile")
-        # kernels take 1 to 15 s: mixed, those compiled tell how long the rest takes
+        # kernels take 1 to 15 s; in mixed order, those compiled show how long the rest takes
         random.Random(0).shuffle(todo)
         for binary in compile_for(
             device, todo, workers=workers, report=file_by_file(device, todo, say, done)
@@ -128,7 +128,7 @@ def miscompiled(
 def file_by_file(
     device: str, todo: Sequence[Job], say: Callable[[str], None], done: Callable[[], None]
 ) -> Callable[[Binary], None]:
-    """What takes each binary as it comes, from any thread, and says which file's programs are compiled."""
+    """A function that takes each binary as it comes, from any thread, and reports files that are complete."""
     all_of = Counter(job.choice.kernel for job in todo)
     left, counting, begin = all_of.copy(), threading.Lock(), time.perf_counter()
 

@@ -20,14 +20,14 @@ Launch = tuple[Any, tuple[Any, ...]]
 
 
 class Reached(BaseException):
-    """The launch that was looked for: what would follow needs its results.
+    """The launch that was looked for is reached; the code after it would need its results.
 
-    No Exception: a stored config whose launch raises one makes way for the default.
+    It is no Exception, since a stored config whose launch raises one is replaced by the default.
     """
 
 
 def launch_in(device: Device, run: Callable[[], object], kernel: str = "") -> Launch:
-    """The first launch that `run` makes, of this kernel if one is named, instead of which it ends."""
+    """The first launch of `run`, or of this kernel if one is named; `run` ends there."""
     from helion_sinkhorn.runtime.launch import Launcher, launching_with
 
     def reached(built, *arguments):
@@ -43,7 +43,7 @@ def launch_in(device: Device, run: Callable[[], object], kernel: str = "") -> La
 
 
 def first_launch(device: Device, job: Job) -> Launch:
-    """What a trial launches."""
+    """The launch of a trial."""
     from helion_sinkhorn.lab.operators import TRIALS
 
     trial, options = TRIALS[job.choice.kernel], dict(job.options)
@@ -52,7 +52,7 @@ def first_launch(device: Device, job: Job) -> Launch:
 
 
 def judged_launch(device: Device, job: Job) -> Launch:
-    """What a trial launches of the job's kernel to test its choice."""
+    """The launch of the job's kernel by which a trial tests its choice."""
     from helion_sinkhorn.lab.operators import TRIALS
 
     error = TRIALS[job.choice.kernel].error
@@ -60,7 +60,7 @@ def judged_launch(device: Device, job: Job) -> Launch:
 
 
 def compile_launch(kernel: Any, arguments: tuple[Any, ...]) -> Any:
-    """What Triton compiles for a launch."""
+    """The binary that Triton compiles for a launch."""
     from helion_sinkhorn.runtime.dispatch import signature
     from helion_sinkhorn.runtime.generated import host_function
 
@@ -97,9 +97,9 @@ def compile_job(device: Device, job: Job) -> dict[str, Any]:
 def serve(device: Device) -> None:
     """Answer the jobs on stdin.  Compilers may print to stdout, so the answers go to a copy of it."""
     end_with_parent()
-    # the process that times candidates works a fraction of the time, and must not wait for compilers then
+    # the process that times candidates works only now and then, and must not wait for compilers
     os.nice(10)
-    # compilers leave little garbage among many objects that stay: looking for it costs up to an eighth
+    # compilers leave little garbage among many live objects, and collecting it would take up to an eighth
     gc.set_threshold(100_000, 20, 20)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

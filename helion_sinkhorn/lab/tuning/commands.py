@@ -26,12 +26,12 @@ WHY = {
     "ranked": "the best by a score of machine code compiled for the device; none was run, for want of one",
     "the kernel's default": "nothing is stored for the call, or what is stored is of another source",
 }
-"""What the words after a config in `show` mean."""
+"""The meaning of the words after a config in `show`."""
 UNUSABLE = "it is no folder of this user, cannot be made or written, or others may write it"
 
 
 def table(title: str, names: list[str], rows: list[tuple[str, ...]]) -> None:
-    """On a terminal as a table, elsewhere a line a row."""
+    """Print a table on a terminal, and elsewhere one line for each row."""
     if not console.is_terminal:
         for row in [(title,), tuple(names), *rows]:
             console.print("\t".join(row))
@@ -242,7 +242,7 @@ def warm(arguments: argparse.Namespace) -> int:
 
 
 def say_programs() -> None:
-    """What generated code came with the package, where more is kept, and how much."""
+    """Print which generated code came with the package, where more is kept, and how much."""
     from helion_sinkhorn.lab.operators import KERNELS
     from helion_sinkhorn.runtime import program_cache, shipped
 
@@ -259,7 +259,7 @@ def say_programs() -> None:
 
 
 def readme(arguments: argparse.Namespace) -> int:
-    """Write the README of a folder anew from its data."""
+    """Write the README of a folder from its data."""
     page = arguments.out / "README.md"
     from helion_sinkhorn.lab.tuning.readme import readme as written
 
@@ -273,7 +273,7 @@ def readme(arguments: argparse.Namespace) -> int:
 
 
 def env(arguments: argparse.Namespace) -> int:
-    """What a report of a bug has to say: versions, path, commit, device, what is stored for it."""
+    """Print what a bug report needs: versions, path, commit, device, and its stored configs."""
     from helion_sinkhorn.lab.operators import KERNELS
     from helion_sinkhorn.lab.tuning.provenance import of_package, versions
 

@@ -21,13 +21,13 @@ log = logging.getLogger("helion_sinkhorn")
 
 COMPILE_TIMEOUT = 60.0
 TIMED_SPILLS = 256
-"""Bytes a thread: some values that wait in local memory may cost less than what keeps them out of it."""
+"""Bytes a thread may spill in a timed candidate: a few spills may cost less than avoiding them."""
 
 
 class Compilation:
     """All candidates of some groups on their way to machine code, in the background and in order.
 
-    choices: those of the only group, where they are not its kernel's candidates.
+    choices: the choices of the only group, if they are not its kernel's candidates.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Compilation:
             compiler.end()
 
     def binaries(self, group: Group) -> list[Binary]:
-        """The binaries of a group, when they are there; without machine code if no compiler starts."""
+        """The binaries of a group, once they are compiled; without machine code if no compiler starts."""
         try:
             return [self.futures[job].result() for job in self.jobs[group]]
         except Exception as failure:
@@ -90,7 +90,7 @@ class Compilation:
             return [Binary(self.device.key, job) for job in self.jobs[group]]
 
     def as_ready(self, group: Group, end: float) -> Iterator[Binary]:
-        """Those compiled before `end` on time.monotonic's clock, each at once; none without a compiler."""
+        """Each binary compiled before `end` on time.monotonic's clock, at once; none without a compiler."""
         pending = [self.futures[job] for job in self.jobs[group]]
         try:
             for future in as_completed(pending, timeout=max(0.0, end - time.monotonic())):

@@ -30,7 +30,7 @@ def age() -> float:
 def raised_after(seconds: float) -> Iterator[None]:
     """Raise OutOfTime in the body when the seconds are over, whatever it does or waits for.
 
-    The main thread's alone, and the only user of SIGALRM.  A compiler that runs within this process is
+    Only the main thread may use it, and nothing else may use SIGALRM.  A compiler within this process is
     waited for; those in processes of their own are not.
     """
 

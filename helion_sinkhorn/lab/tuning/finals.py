@@ -75,7 +75,7 @@ def error(call: Any, choice: Choice, device: str) -> float:
 
 
 def on_gpu(group: Group, choice: Choice) -> float:
-    """`error` on the current GPU; infinite where the judge's own launches do not run."""
+    """`error` on the current GPU; infinite where the test's own launches do not run."""
     try:
         return error(group.call, choice, "cuda")
     except Exception as failure:  # whatever Helion, Triton or a driver raised
@@ -85,7 +85,7 @@ def on_gpu(group: Group, choice: Choice) -> float:
 
 @dataclass
 class Result:
-    """What came of one key."""
+    """The result for one key."""
 
     group: Group
     batch: int
@@ -124,12 +124,12 @@ class Result:
 
 
 def digits(us: float) -> float:
-    """A time to four figures, which is as exact as a timing is."""
+    """A time to four figures, which is as exact as timings are."""
     return float(f"{us:.4g}")
 
 
 def spread(samples: Sequence[float]) -> float:
-    """Between the quartiles, relative to the median."""
+    """The distance of the quartiles, relative to the median."""
     low, middle, high = statistics.quantiles(samples, n=4)
     return (high - low) / middle
 

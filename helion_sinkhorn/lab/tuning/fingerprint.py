@@ -1,4 +1,4 @@
-"""A hash of a kernel's source: entries tuned for another source are stale."""
+"""A hash of a kernel's source: entries that were tuned for another source are stale."""
 
 from __future__ import annotations
 

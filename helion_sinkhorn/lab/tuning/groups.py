@@ -59,7 +59,7 @@ def entries_on_disk(folder: Path, device: str, kernel: str) -> dict[tuple[Any, .
 
 
 def entry_before(group: Group, batch: int, options: Options) -> store.Entry | None:
-    """What look-up finds for a key in the folder a run writes, be it of another Triton, batch or relative.
+    """The entry that look-up finds for a key in a run's folder, maybe of another Triton, batch or device.
 
     None where the kernel's default config is used.
     """

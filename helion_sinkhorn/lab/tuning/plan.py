@@ -1,4 +1,4 @@
-"""What is left to tune, what it costs, and which rank does it."""
+"""The keys that are left to tune, their costs, and the rank that tunes each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def seconds(group: Group, device: Device, workers: int, evidence: str = "measure
 
 
 def share_out(groups: Sequence[Group], costs: Sequence[float], rank: int, world: int) -> list[Group]:
-    """What one of `world` ranks takes: the dearest first to whoever has least; order is kept."""
+    """The share of one of `world` ranks: each group, the dearest first, goes to the rank with least."""
     load, owner = [0.0] * world, {}
     for index in sorted(range(len(groups)), key=lambda i: -costs[i]):
         owner[index] = min(range(world), key=load.__getitem__)

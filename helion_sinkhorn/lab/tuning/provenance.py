@@ -18,7 +18,7 @@ from helion_sinkhorn.lab.tuning.options import Options
 
 
 def output_of(*command: str) -> str:
-    """What a program prints, nothing where it is not there or fails."""
+    """The output of a program; empty if the program is missing or fails."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=20, cwd=Path(__file__).parent, check=False
@@ -36,14 +36,14 @@ def driver_version() -> str:
 
 
 def runtime() -> str:
-    """What torch was built for."""
+    """The runtime that torch was built for."""
     if torch.version.hip:
         return f"ROCm {torch.version.hip}"
     return f"CUDA {torch.version.cuda}" if torch.version.cuda else "none"
 
 
 def versions() -> dict[str, str]:
-    """What a time depends on besides the device."""
+    """The versions that a time depends on besides the device."""
     return {
         "helion": version("helion"),
         # a CPU build of torch brings none

@@ -24,7 +24,7 @@ def geometric(values: list[float]) -> float:
 
 
 def entry_rows(folder: Path) -> list[dict[str, Any]]:
-    """A row for each kernel, a column for each device: how many entries, and the gain of measured ones."""
+    """A row for each kernel, a column for each device: the number of entries, the gain of measured ones."""
     rows: dict[str, dict[str, Any]] = {}
     for path in files(folder):
         entries = json.loads(path.read_text())["entries"]

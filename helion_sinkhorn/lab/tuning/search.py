@@ -35,7 +35,7 @@ from helion_sinkhorn.runtime.kernel import Choice, default_choice
 from helion_sinkhorn.runtime.space import Items
 
 SECONDS = 120.0
-"""Most seconds for the search of one key."""
+"""The most seconds for the search of one key."""
 SHARE = 0.75
 """The search's share of a key's part of the budget; the finals, of five candidates at most, take seconds."""
 BINDING_SECONDS = 60.0
@@ -44,7 +44,7 @@ GAIN = 0.01
 
 SOURCE = "Helion's search"
 Around = Callable[[Group, Choice], Sequence[Items]]
-"""Configs around a choice's."""
+"""A function that returns configs around that of a choice."""
 Points = list[tuple[Choice, float]]
 """Choices and their microseconds."""
 
@@ -141,7 +141,7 @@ def times_of(
     prepare: Callable[[Choice], Sampler],
     turn: contextlib.AbstractContextManager[object],
 ) -> Iterator[tuple[Choice, float]]:
-    """Microseconds of those without problems that run; turn: held while one is timed."""
+    """Microseconds of the binaries that run and have no problems; turn: held while one is timed."""
     for binary in binaries:
         if binary.problems:
             continue

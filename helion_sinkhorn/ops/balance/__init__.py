@@ -1,1 +1,1 @@
-"""Updates balanced by the L2 norms of their rows and columns, the Sinkhorn of optimizers."""
+"""Sinkhorn for optimizers: updates balanced by the L2 norms of their rows and columns."""

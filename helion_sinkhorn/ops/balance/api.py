@@ -33,26 +33,27 @@ def sinkhorn_balance(
     group: Any = None,
     implementation: str = "auto",
 ) -> torch.Tensor:
-    """Balance an optimizer's update: its rows and its columns divided in turn by their L2 norms.
+    """Balance an optimizer's update: divide its rows and its columns in turn by their L2 norms.
 
-    With u = update, where rows of norm at most zero_row_threshold times the mean norm are zero, the steps
+    u begins as the update, with rows of norm at most zero_row_threshold times the mean norm set to zero.  The
+    steps
         u_ij <- u_ij / (|u_i.| + eps)    and    u_ij <- u_ij / (|u_.j| + eps)
-    take turns, `steps` in all.  u is never stored: it is d_i update_ij c_j, and the kernels read the update
-    once for each row step, and once for the norms, and write once.
+    alternate, `steps` in all.  u is never stored, since it is d_i update_ij c_j: the kernels read the update
+    once for each row step and once for the norms, and write once.
 
     Args:
         update: (..., m, n), float32, bfloat16, float16 or float64, any layout: matrices of m rows.
-        steps: row and column steps together, at least 1.
-        zero_row_threshold: at least 0; at 0 only rows of zeros are zero, and no pass looks for others.
+        steps: the number of row and column steps together, at least 1.
+        zero_row_threshold: at least 0; with 0 only rows of zeros are zero, and no pass looks for others.
         eps: added to each norm, at least 1e-30.
-        scale: "row_rms" multiplies by sqrt(n), which gives rows after a last row step a root mean square of
+        scale: "row_rms" multiplies by sqrt(n), so that after a last row step rows have a root mean square of
             1; "none" leaves rows or columns of norm 1.
         first: the first step, "rows" or "cols".
-        out: where to write, of the shape, dtype and device of the update; it may be the update itself, but
-            not share a part of its memory.
+        out: the tensor to write to, of the shape, dtype and device of the update; it may be the update
+            itself, but may not share only a part of its memory.
         group: a torch.distributed.ProcessGroup whose ranks each have a share of the rows.  A DTensor whose
-            rows are sharded, as FSDP2 has them, needs none.  Each column step adds n numbers over the ranks,
-            those without a row too.
+            rows are sharded, as by FSDP2, needs no group.  Each column step adds n numbers over all ranks,
+            including ranks without a row.
         implementation: "auto" takes the Helion kernels on a GPU (n from 2 to 16384, not float64) and
             vectorised PyTorch elsewhere; "helion" and "pytorch" ask for one of them.
 
@@ -61,12 +62,12 @@ def sinkhorn_balance(
 
     Numerical policy: scales and sums of squares in float32 (float64 for float64) whatever the dtype or
         autocast, and one rounding to the dtype of the update.  float32 does not hold the squares of entries
-        beyond 1e18.  It takes a row for zero whose norm is below 1e-18, and leaves a column as it is whose
-        norm is below 1e-18, as rows of norm 1 have it.  Where a norm is infinite, so is the mean, and all
-        rows of that matrix are zero, as the definition has it; with zero_row_threshold=0 the row of an
-        infinite entry may become zero, and the other rows NaN.  NaN spreads over its matrix.  A row whose
-        norm is within a few units in the last place of the threshold may fall on either side.  Bitwise
-        reproducible under one config; with sharded rows bits depend on how many ranks there are.
+        beyond 1e18.  A row whose norm is below 1e-18 counts as zero, and a column whose norm is below 1e-18
+        (with rows of norm 1) is left as it is.  If a norm is infinite, so is the mean, and by the definition
+        all rows of that matrix are zero; with zero_row_threshold=0 the row of an infinite entry may become
+        zero, and the other rows NaN.  NaN spreads over its matrix.  A row whose norm is within a few units in
+        the last place of the threshold may fall on either side.  Bitwise reproducible under one config; with
+        sharded rows the bits depend on the number of ranks.
 
     Raises:
         TypeError: update or out is no floating-point tensor, or an option or group has another type.

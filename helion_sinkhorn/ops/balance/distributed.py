@@ -9,18 +9,18 @@ from torch.distributed.tensor import DTensor
 def local(
     update: torch.Tensor, out: torch.Tensor | None, groups: list[str]
 ) -> tuple[torch.Tensor, torch.Tensor | None, list[str]]:
-    """What this rank has of update and out, and the names of the groups over which rows are sharded.
+    """This rank's parts of update and out, and the names of the groups over which rows are sharded.
 
     Raises:
         TypeError: one is a DTensor and the other is not.
-        ValueError: the columns are sharded, parts are to be added, `out` is placed otherwise, or a group is
-            named too.
+        ValueError: the columns are sharded, the placement is partial, `out` is placed differently, or a group
+            is given too.
     """
     are = {isinstance(t, DTensor) for t in (update, out) if t is not None}
     if are == {False}:
         return update, out, groups
     if not isinstance(update, DTensor) or len(are) > 1:
-        raise TypeError("update and out are a DTensor and a torch.Tensor; distribute both alike")
+        raise TypeError("one of update and out is a DTensor and the other is not; distribute both alike")
     if groups:
         raise ValueError("update is a DTensor, whose mesh says which ranks have its rows; leave out group")
     if out is not None and (out.placements, out.device_mesh) != (update.placements, update.device_mesh):
@@ -41,7 +41,7 @@ def local(
 
 
 def whole(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The DTensor of this part, placed as `like` is; the part itself where that is none."""
+    """The DTensor of this part, placed like `like`, or the part itself if `like` is no DTensor."""
     if not isinstance(like, DTensor):
         return part
     return DTensor.from_local(

@@ -1,7 +1,7 @@
 """The passes of sinkhorn_balance in vectorised PyTorch: what a CPU runs, and a GPU for float64.
 
-Rows are computed in pieces.  A matrix's bits do not depend on those around it: pieces and sums are taken in
-an order that the size of one matrix decides.
+Rows are computed in pieces.  A matrix's bits do not depend on other matrices: the size of one matrix decides
+the order of pieces and sums.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ def momentum(
 
 
 def order(live: torch.Tensor) -> None:
-    """Nothing: d is 0 where a row is masked."""
+    """None, since d is 0 where a row is masked."""
 
 
 def iterate(
     x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, at: tuple[slice, slice], eps: float, row_step: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(u, d) of some rows; u is 0 where d is, whatever x."""
+    """(u, d) of some rows; where d is 0, u is 0 for any x."""
     scales = d[at]
     u = (x[at].to(c.dtype) * c[at[0]].unsqueeze(1)).masked_fill_((scales == 0).unsqueeze(2), 0.0)
     if row_step:
         found = row_norms(u)
-        # a line of zeros stays one, whatever its scale, which may not become infinite
+        # a line of zeros keeps its scale, which must not become infinite
         scales = scales / torch.where(found == 0, 1.0, scales * found + eps)
     return u.mul_(scales.unsqueeze(2)), scales
 

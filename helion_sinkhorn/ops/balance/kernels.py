@@ -1,7 +1,7 @@
 """The Helion kernel bodies of sinkhorn_balance: a pass over the rows of a matrix for each row step.
 
 The iterate is never stored: u_ij = d_i x_ij c_j, with a scale for each row and each column.  A program has
-whole rows, so that their norms, and the squares that the columns add up, come from one read of x.
+whole rows, so that one read of x gives their norms and the squares that are summed along columns.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ def row_step(entries, scales, eps, normalises):
     if not normalises:
         return scales
     norms = torch.sqrt((entries * entries).sum(1))
-    # a row of zeros stays one, whatever its scale, which may not become infinite
+    # a row of zeros keeps its scale, which must not become infinite
     return torch.where(norms == 0, scales, scales / (scales * norms + eps))
 
 
 def rows_of(order, places):
-    """The rows at these places of the order, or the places where there is none."""
-    # hl.load: in a helper Helion takes an index for an operation on the host
+    """The rows at these places of the order, or the places themselves if there is no order."""
+    # hl.load: inside a helper Helion takes indexing for an operation on the host
     return places if order is None else hl.load(order, [places])
 
 
 def live_rows(x, at, live, interpret):
-    """The rows `at` of x, 0 and not read where they are masked."""
+    """The rows `at` of x; masked rows are 0 and not read."""
     if interpret:  # Helion's reference mode takes no mask beside a slice
         return torch.where(live, hl.load(x, [at, slice(None)]), 0.0)
     return hl.load(x, [at, slice(None)], extra_mask=live)
 
 
 def store_live(x, at, live, entries, interpret):
-    """The rows `at` of x, but those that are masked."""
+    """Store the rows `at` of x that are not masked."""
     if interpret:
         x[at, :] = torch.where(live, entries, x[at, :])
     else:
@@ -41,12 +41,12 @@ def store_live(x, at, live, entries, interpret):
 
 
 def added(total, terms, interpret):
-    """total + terms, of a tile that may be shorter in Helion's reference mode."""
+    """total + terms; in Helion's reference mode the tile of terms may be shorter."""
     return total.index_add(0, torch.arange(terms.size(0)), terms) if interpret else total + terms
 
 
 def balance_norms(x: torch.Tensor, norms: torch.Tensor, facts: hl.constexpr):
-    """norms (T,) of the rows of x (T, n)."""
+    """Write norms (T,), those of the rows of x (T, n)."""
     hl.specialize((x.size(1), x.stride()))
     for tile_t in hl.tile(x.size(0)):
         entries = x[tile_t, :].to(torch.float32)
@@ -62,8 +62,10 @@ def balance_momentum(
     rest: float,
     facts: hl.constexpr,
 ):
-    """average (T, n) <- momentum average + rest x; ahead = momentum average + rest x, for Nesterov; norms
-    (T,) of the rows of what is stored last."""
+    """Write average (T, n) <- momentum average + rest x, and for Nesterov ahead = momentum average + rest x.
+
+    norms (T,) are those of the rows of what is stored last.
+    """
     hl.specialize((x.size(1), x.stride(), average.stride()))
     for tile_t in hl.tile(x.size(0)):
         terms = x[tile_t, :].to(torch.float32) * rest
@@ -89,11 +91,11 @@ def balance_step(
     shares: int,
     facts: hl.constexpr,
 ):
-    """sums (B S, n): of u^2 over the rows of each of S shares of x (B m, n), behind a row step if the pass
-    has one, which leaves d in `stepped` (B m,).
+    """Write sums (B S, n) of u^2 over the rows of each of S shares of x (B m, n).
 
-    A pass that goes backwards begins with the rows that the one before it left in the cache.  `order` (B m,)
-    has the rows that are not masked first in each matrix, `count` (B,) how many they are.
+    If the pass has a row step, it comes first and writes d to `stepped` (B m,).  A pass that runs backwards
+    begins with the rows that the pass before left in the cache.  `order` (B m,) lists the rows that are not
+    masked first in each matrix, and `count` (B,) is their number.
     """
     eps, normalises, backwards, interpret = facts
     matrices = c.size(0)
@@ -110,13 +112,13 @@ def balance_step(
             first = tile_s.begin * share
             last = torch.minimum(first + share, count[b])
         factors = c[b, :].unsqueeze(0)
-        # not of [block, n]: for few columns Helion takes n there for another axis than that of x
+        # not made as [block, n]: for few columns Helion confuses n with another axis than that of x
         total = hl.zeros([block], dtype=torch.float32).unsqueeze(1) * factors
         for tile_t in hl.tile(first, last, block_size=block):
             at = rows_of(order, (first + last - 1 - tile_t.index if backwards else tile_t.index) + b * rows)
             entries = x[at, :].to(torch.float32) * factors
             scales = row_step(entries, d[at], eps, normalises)
-            # asked of a constant: for a tensor that the loop reads too, Helion has no pipeline
+            # the condition is a constant: with a tensor that the loop reads too, Helion would not pipeline
             if normalises:
                 stepped[at] = scales
             u = entries * scales.unsqueeze(1)
@@ -125,7 +127,7 @@ def balance_step(
 
 
 def balance_columns(sums: torch.Tensor, c: torch.Tensor, shares: int, facts: hl.constexpr):
-    """A column step: c (B, n) / (norm + eps), of squares added over the S shares of sums (B S, n)."""
+    """A column step: divide c (B, n) by norm + eps, with squares added over the S shares of sums (B S, n)."""
     eps, _ = facts
     matrices, columns = c.size(0), hl.specialize(c.size(1))
     hl.specialize((c.stride(), sums.stride()))
@@ -136,7 +138,7 @@ def balance_columns(sums: torch.Tensor, c: torch.Tensor, shares: int, facts: hl.
         for tile_s in hl.tile(shares, block_size=block):
             total = total + sums[tile_s.index + b * shares, tile_j]
         square, factors = total.sum(0), c[b, tile_j]
-        # a column of zeros stays one, whatever its scale, which may not become infinite
+        # a column of zeros keeps its scale, which must not become infinite
         c[b, tile_j] = torch.where(square == 0, factors, factors / (torch.sqrt(square) + eps))
 
 
@@ -148,8 +150,10 @@ def balance_finish(
     rows: int,
     facts: hl.constexpr,
 ):
-    """out (B m, n): the iterate behind a last row step, or as it is, times `factor`; rows whose d is 0 are
-    not read."""
+    """Write out (B m, n), the iterate, after a last row step if there is one, times `factor`.
+
+    Rows whose d is 0 are not read.
+    """
     eps, normalises, factor, interpret = facts
     matrices = c.size(0)
     hl.specialize((x.size(1), x.stride(), c.stride(), out.stride()))
@@ -172,8 +176,10 @@ def balance_update(
     rows: int,
     facts: hl.constexpr,
 ):
-    """w (B m, n) - size (1,) times the iterate, in place of w; rows whose d is 0 are neither read nor
-    written."""
+    """Subtract size (1,) times the iterate from w (B m, n), in place.
+
+    Rows whose d is 0 are neither read nor written.
+    """
     eps, normalises, interpret = facts
     matrices = c.size(0)
     hl.specialize((x.size(1), x.stride(), c.stride(), w.stride()))
@@ -181,10 +187,10 @@ def balance_update(
         b = tile_b.begin
         at = tile_t.index + b * rows
         before = d[at]
-        # NaN is not 0: it reaches the weights
+        # NaN is not 0, so it reaches the weights
         live = (before != 0).unsqueeze(1)
         entries = live_rows(x, at, live, interpret).to(torch.float32) * c[b, :].unsqueeze(0)
-        # on its way while the rows are added up
+        # loaded while the rows are added up
         weights = live_rows(w, at, live, interpret)
         scales = row_step(entries, before, eps, normalises) * size[0]
         moved = weights.to(torch.float32) - entries * scales.unsqueeze(1)

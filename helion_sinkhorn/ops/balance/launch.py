@@ -26,11 +26,11 @@ NORMS, STEP, COLUMNS, FINISH, MOMENTUM, UPDATE = (
 BODIES = "helion_sinkhorn.ops.balance.kernels"
 USUAL_SHARES = 256
 Order = tuple[torch.Tensor, torch.Tensor]
-"""(rows (B m,), the rows that are not masked first in each matrix; count (B,), how many they are)."""
+"""(rows (B m,), with those that are not masked first in each matrix; count (B,), their number)."""
 
 
 def given(chosen: Chosen, call: BalanceCall, *values: Any) -> tuple[Any, ...]:
-    """The numbers and constants of a body: those of the launch, and whether it is interpreted."""
+    """What a body takes after its tensors: the values of the launch, and whether it is interpreted."""
     return *values, chosen.interpret
 
 
@@ -57,7 +57,7 @@ def call_for(columns: int, dtype: torch.dtype) -> BalanceCall:
 
 
 class Launches(NamedTuple):
-    """The passes of `passes.Passes`, for contiguous x (B, m, n) from a 16-byte boundary on, m at least 2."""
+    """The passes of `passes.Passes` for contiguous x (B, m, n) at a 16-byte boundary, with m at least 2."""
 
     choices: Choices = NO_CHOICES
 
@@ -67,7 +67,7 @@ class Launches(NamedTuple):
         return found
 
     def order(self, live: torch.Tensor) -> Order:
-        """A place for each row: the masked ones come after the others.  Nothing waits for the device."""
+        """The order of rows, with masked rows after the others; nothing waits for the device."""
         m = live.size(1)
         rows, passed = torch.arange(m, device=live.device), live.cumsum(1)
         count = passed[:, -1:]
@@ -87,7 +87,7 @@ class Launches(NamedTuple):
         backwards: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         batch, m, n = x.shape
-        # rows that no program visits stay 0
+        # rows that no program takes stay 0
         stepped = None if not row_step else torch.zeros_like(d) if order else torch.empty_like(d)
         sums = x.new_empty((batch, self._shares(x), n), dtype=torch.float32)
         rows, count = order or (None, None)
@@ -153,10 +153,10 @@ class Launches(NamedTuple):
         launch(KERNELS[kernel], call, tensors, *values, batch=rows, choice=self.choices.get(kernel))
 
     def _shares(self, x: torch.Tensor) -> int:
-        """Shares of the rows of a matrix: as many programs as the device takes, whatever the batch."""
+        """Shares of the rows of a matrix: as many as programs fill the device, for any batch."""
         batch, m, n = x.shape
         kernel, call = KERNELS[STEP], call_for(n, x.dtype)
         choice = self.choices.get(STEP) or chosen_for(kernel, call, batch * m, x)
         programs = dict(choice.variant)["programs"] * device_of(x).compute_units
-        # not 1, for which Helion would make another program
+        # at least 2, since Helion would make another program for 1
         return max(2, min(programs, m // FEWEST_ROWS))

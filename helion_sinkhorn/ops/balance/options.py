@@ -8,11 +8,11 @@ from helion_sinkhorn.runtime.checks import check_finite, check_int, check_option
 
 SCALES, FIRST = ("row_rms", "none"), ("rows", "cols")
 SMALLEST_EPS = 2.0**-100
-"""float32 holds it, and 1 / eps too."""
+"""float32 holds this eps and 1 / eps."""
 
 
 class BalanceOptions(NamedTuple):
-    """What a call says beside its tensors; api.sinkhorn_balance has the meaning."""
+    """The options of a call; api.sinkhorn_balance explains them."""
 
     steps: int = 11
     zero_row_threshold: float = 1e-3

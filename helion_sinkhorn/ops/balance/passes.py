@@ -1,4 +1,4 @@
-"""The steps of sinkhorn_balance as passes over the matrix, which kernels or PyTorch make."""
+"""The steps of sinkhorn_balance as passes over the matrix, by kernels or in PyTorch."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ class Passes(Protocol):
     """What computes a pass; c (B, n) and d (B, m) are the scales of columns and rows, u = d x c."""
 
     def norms(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, m) of the rows of x (B, m, n)."""
+        """The norms (B, m) of the rows of x (B, m, n)."""
 
     def momentum(
         self, x: torch.Tensor, average: torch.Tensor, ahead: torch.Tensor | None, momentum: float
     ) -> torch.Tensor:
-        """average <- momentum average + (1 - momentum) x, and ahead is the same once more if it is there:
-        (B, m), the norms of the rows of the last of them, as it is stored."""
+        """Update average <- momentum average + (1 - momentum) x, and write ahead likewise if it is given.
+
+        Return the norms (B, m) of the rows of what is stored last.
+        """
 
     def order(self, live: torch.Tensor) -> Any:
-        """What `squares` takes of the rows that are not masked."""
+        """The order of rows that `squares` takes, from which rows are not masked."""
 
     def squares(
         self, x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, order: Any,
         eps: float, row_step: bool, backwards: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """(sums (B, S, n), d): of u^2 over parts of the rows, after a row step if the pass has one."""
+        """(sums (B, S, n) of u^2 over shares of the rows, d), after a row step if the pass has one."""
 
     def columns(self, sums: torch.Tensor, c: torch.Tensor, eps: float) -> None:
-        """A column step: c is divided by the norms."""
+        """A column step: divide c by the norms."""
 
     def finish(
         self, x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, out: torch.Tensor,
@@ -52,17 +54,17 @@ class Passes(Protocol):
 
 
 class Scales(NamedTuple):
-    """The iterate, d x c, before a last row step if that is still to come."""
+    """The scales of the iterate d x c, before a last row step if it is still to come."""
 
     c: torch.Tensor
-    """(B, n) of the columns."""
+    """(B, n), the scales of the columns."""
     d: torch.Tensor
-    """(B, m) of the rows; 0 where they are masked."""
+    """(B, m), the scales of the rows; 0 where they are masked."""
     row_step: bool
 
 
 class Average(NamedTuple):
-    """What an optimizer averages gradients by."""
+    """How an optimizer averages gradients."""
 
     momentum: float
     nesterov: bool
@@ -71,7 +73,7 @@ class Average(NamedTuple):
 def balance(
     x: torch.Tensor, out: torch.Tensor, options: BalanceOptions, groups: Sequence[str], passes: Passes
 ) -> None:
-    """Write x (B, m, n), balanced, to out, which may be x.
+    """Balance x (B, m, n) and write it to out, which may be x.
 
     Args:
         groups: names of the process groups over which the rows are sharded.
@@ -92,11 +94,12 @@ def step(
     groups: Sequence[str],
     passes: Passes,
 ) -> None:
-    """A step of an optimizer: w - size u in place of each w (B, m, n), all of one shape, where u is the
-    gradient, or its average, balanced without a factor.
+    """A step of an optimizer: w <- w - size u for each w (B, m, n), all of one shape.
+
+    u is the gradient, or its average, balanced without a factor.
 
     Args:
-        averages: one for each gradient, which move; none where there is no momentum.
+        averages: one for each gradient, which is updated; none without momentum.
         size: (1,).
     """
     updates, norms = _updates(gradients, averages, average, options, passes)
@@ -115,7 +118,7 @@ def _updates(
     options: BalanceOptions,
     passes: Passes,
 ) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
-    """(what is balanced, the norms of its rows if something asks for them)."""
+    """(the update to balance, the norms of its rows if they are needed)."""
     if averages:
         ahead = [torch.empty_like(g) if average.nesterov else None for g in gradients]
         given = zip(gradients, averages, ahead, strict=True)
@@ -133,13 +136,13 @@ def scales(
     groups: Sequence[str],
     passes: Passes,
 ) -> Scales:
-    """The scales after all steps but a last one of rows.
+    """The scales after all steps except a last row step.
 
-    A row step needs no pass of its own: it rides with the squares of the column step after it, or with the
-    last pass, which writes.
+    A row step needs no pass of its own: the pass for the squares of the next column step, or the last pass,
+    which writes, computes it too.
 
     Args:
-        norms: (B, m) of the rows of x, requested where there is a threshold.
+        norms: (B, m), the norms of the rows of x, needed where there is a threshold.
     """
     kind = computing(x.dtype)
     c, d = x.new_ones((x.size(0), x.size(2)), dtype=kind), x.new_ones(x.shape[:2], dtype=kind)

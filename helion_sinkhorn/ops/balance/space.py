@@ -1,4 +1,4 @@
-"""What a config of sinkhorn_balance is chosen for, the config taken untuned, and what the tuner tries."""
+"""The properties of a call that choose configs of sinkhorn_balance, defaults, and what the tuner tries."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from helion_sinkhorn.configs.store import Keyed
 from helion_sinkhorn.runtime.space import Grid, Items, power_of_two
 
 LARGEST_N = 1 << 14
-"""Most columns that the kernels take: a program has whole rows."""
+"""The most columns of the kernels, since a program has whole rows."""
 FEWEST_ROWS = 16
-"""Rows of a share at least, so that what shares leave is little beside what they read."""
+"""The fewest rows of a share, so that a share writes little beside what it reads."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class BalanceCall(Keyed):
 
 
 def by_rows(call: BalanceCall, device: Device, warps: int, entries: int) -> Items:
-    """Blocks of whole rows, so many entries a thread."""
+    """Blocks of whole rows with this many entries a thread."""
     rows = max(1, entries * warps * device.warp_size // power_of_two(call.columns))
     return ("block_sizes", (rows,)), ("num_warps", warps)
 
 
 def usual_warps(call: BalanceCall) -> int:
-    """Warps of a block: a row's threads have up to 16 of its entries each, and short rows one warp."""
+    """Warps of a block: each thread of a row has up to 16 of its entries, and short rows have one warp."""
     return min(16, max(1, power_of_two(call.columns) // 512))
 
 
@@ -41,7 +41,7 @@ def rows_default(call: BalanceCall, device: Device) -> tuple[Items, Items]:
 
 
 def usual_blocks(call: BalanceCall) -> tuple[tuple[int, int], ...]:
-    """(warps, entries a thread) that are tried: more rows, of the same threads or of more."""
+    """(warps, entries a thread) that are tried: more rows with the same threads or with more."""
     usual = usual_warps(call)
     return (usual, 16), (usual, 32), (min(16, 4 * usual), 16)
 
@@ -52,7 +52,7 @@ def rows_space(call: BalanceCall, device: Device) -> tuple[Grid, ...]:
 
 
 def step_config(call: BalanceCall, device: Device, warps: int, entries: int, stages: int) -> Items:
-    """Blocks as by_rows has them; `stages` of them are on their way at a time."""
+    """The blocks of by_rows, of which `stages` are loaded at a time."""
     return *by_rows(call, device, warps, entries), ("range_num_stages", (0, stages))
 
 
@@ -63,7 +63,7 @@ def step_default(call: BalanceCall, device: Device) -> tuple[Items, Items]:
 
 
 def step_space(call: BalanceCall, device: Device) -> tuple[Grid, ...]:
-    """A thread has the squares and the scales of its columns, and entries that are there or on their way."""
+    """Configs of steps, whose threads hold squares and scales of their columns, and loaded entries."""
     grids = []
     for warps, entries in usual_blocks(call):
         configs = tuple(step_config(call, device, warps, entries, stages) for stages in (0, 3))

@@ -1,4 +1,4 @@
-"""A step of weights along balanced gradients: what of it this rank has, and what computes it."""
+"""A step of weights along balanced gradients: this rank's part of it, and its implementation."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ def step(
     size: torch.Tensor,
     options: BalanceOptions,
 ) -> None:
-    """w <- w - size u for each w (..., m, n), where u is its gradient, balanced by rows first and without a
-    factor; with averages, that of the average, which moves first.
+    """w <- w - size u for each w (..., m, n); u is its gradient, balanced by rows first without a factor.
+
+    With averages, u is the balanced average, which is updated first.
 
     Args:
-        weights: of one shape, dtype and device; a DTensor, whose rows may be sharded, stands alone.
+        weights: tensors of one shape, dtype and device, or a single DTensor, whose rows may be sharded.
         gradients: one for each weight, in its dtype.
-        averages: one for each, in its dtype, or none.
-        size: (1,), in the type of the arithmetic, where the weights are.
+        averages: one for each weight, in its dtype, or none.
+        size: (1,), in the computing dtype, on the device of the weights.
 
     Raises:
         ValueError: the columns of a DTensor are sharded.

@@ -1,7 +1,7 @@
 """The torch operators of sinkhorn_balance, which have no gradient.
 
 `helion_sinkhorn::sinkhorn_balance` returns the balanced update, `sinkhorn_balance_into` writes it to `out`,
-which may be the update, and `sinkhorn_balance_step` moves weights of one shape along it.  All take any
+which may be the update, and `sinkhorn_balance_step` updates weights of one shape by it.  All take any
 leading shape; `groups` names the process groups over which the rows are sharded, and `implementation` is
 "helion" or "pytorch".
 """
@@ -51,8 +51,8 @@ def into(update, out, *rest):
 
 @contextlib.contextmanager
 def _passes(x, implementation):
-    """What computes the passes of x (B, m, n), while its device is the current one."""
-    # of an axis of 1 Helion makes another program
+    """The implementation of the passes of x (B, m, n), with its device as the current one."""
+    # for an axis of 1 Helion would make another program
     if implementation == "pytorch" or x.numel() == 0 or x.size(1) == 1:
         with without_autocast(x):
             yield eager
@@ -62,7 +62,7 @@ def _passes(x, implementation):
 
 
 def step(weights, gradients, averages, size, *rest):
-    """Move weights, and the averages of their gradients; see step.step."""
+    """Update weights, and the averages of their gradients; see step.step."""
     momentum, nesterov, *options, groups, implementation = rest
     moved = [*weights, *averages]
     places = [flattened(t, 2) for t in moved]
@@ -78,9 +78,10 @@ def step(weights, gradients, averages, size, *rest):
 
 
 def _refuse_partial_overlap(update, out) -> None:
-    """Raise ValueError where rows of out are written over rows of the update that are still to be read.
+    """Raise ValueError where rows of out would be written over rows of the update that are still to be read.
 
-    Of what is not contiguous there is a copy.  It is asked here, where tensors have addresses.
+    Tensors that are not contiguous are copied, so they are no problem.  The check is here, where tensors have
+    addresses.
     """
     apart = abs(out.data_ptr() - update.data_ptr())
     if 0 < apart < out.numel() * out.element_size() and out.is_contiguous() and update.is_contiguous():

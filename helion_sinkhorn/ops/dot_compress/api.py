@@ -18,7 +18,7 @@ from helion_sinkhorn.runtime.torch_op import differentiates
 
 LARGEST_D = 1024
 LARGEST_K = 128
-"""Most columns of x and of y that the kernels take."""
+"""The most columns of y that the kernels take."""
 
 
 def dot_compress(
@@ -37,11 +37,11 @@ def dot_compress(
     Args:
         x: (..., M, D), float32, bfloat16, float16 or float64, any layout.
         y: (..., M, K), of the dtype, device and leading dimensions of x.
-        z: (..., D, K), the same; 0 if left out.
-        precise_intermediate: carry b and db as two numbers of the dtype of x, the value rounded and what
-            that left: 16 bits of significand in bfloat16, 22 in float16 (fewer below 0.125, where
-            the second is subnormal), at one more product for each that reads them.  float32 and float64
-            need no second part and take none.
+        z: (..., D, K), of the same dtype, device and leading dimensions; 0 if left out.
+        precise_intermediate: keep b and db as two numbers of the dtype of x, the rounded value and the
+            rounding error: 16 bits of significand in bfloat16, 22 in float16 (fewer below 0.125, where the
+            second number is subnormal).  Each product that reads them then becomes two.  float32 and float64
+            have no second number.
         implementation: "auto" takes the Helion kernels on a GPU (D <= 1024, K <= 128, not float64) and
             PyTorch elsewhere; "helion" and "pytorch" ask for one of them.
 
@@ -49,9 +49,9 @@ def dot_compress(
         out (..., M, K), in the dtype of x.
 
     Numerical policy: products are exact or rounded to float32 and summed in float32 (float64 for float64),
-        also under autocast.  b and db are rounded once to the dtype of x, each result once.  So an entry
-        of out is off by half a unit in its last place and by x times the roundings of b; two correct
-        implementations that add in another order differ by as much (docs/dev/dot_compress.md).  Bitwise
+        also under autocast.  b and db are rounded once to the dtype of x, and each result once.  So the error
+        of an entry of out is half a unit in its last place and x times the rounding errors of b; two correct
+        implementations with different orders of sums differ by as much (docs/dev/dot_compress.md).  Bitwise
         reproducible, and an element's result does not depend on the batch around it under one config.
 
     Raises:

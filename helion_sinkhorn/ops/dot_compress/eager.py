@@ -1,7 +1,7 @@
-"""Dot compress in PyTorch: what a CPU runs, and a GPU for float64 or sizes beyond the kernels'.
+"""Dot compress in PyTorch: what a CPU runs, and a GPU for float64 or sizes beyond the kernels.
 
-It rounds where the kernels round: sums in float32, b and db in `parts` numbers of the dtype of x.  An
-element's bits do not depend on the batch; float32 copies are of a piece of it.
+It rounds where the kernels round: sums are in float32, b and db are `parts` numbers of the dtype of x.  An
+element's bits do not depend on the batch; only a piece of the batch is copied to float32 at a time.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from helion_sinkhorn.runtime.wanted import Some, room_for
 
 
 def _split(wide: torch.Tensor, dtype: torch.dtype, parts: int) -> torch.Tensor:
-    """(B, parts, D, K): wide rounded to dtype, then what that left."""
+    """(B, parts, D, K): wide rounded to dtype, and then its rounding errors."""
     high = wide.to(dtype)
     return high.unsqueeze(1) if parts == 1 else torch.stack([high, (wide - high).to(dtype)], 1)
 
 
 def _joined(split: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """(B, D, K): the sum of what `_split` made."""
+    """(B, D, K): the sum of the parts that `_split` made."""
     wide = split.to(dtype)
     return wide.squeeze(1) if wide.size(1) == 1 else wide.sum(1)
 
@@ -53,7 +53,7 @@ def backward(
     b: torch.Tensor,
     wanted: Sequence[bool] = (True,) * 3,
 ) -> tuple[Some, ...]:
-    """(dx, dy, db), None for each that is not wanted; db is like b (B, parts, D, K)."""
+    """(dx, dy, db), None for each that is not wanted; db is (B, parts, D, K) like b."""
     (count, m, d), k, dtype = x.shape, y.size(2), computing(x.dtype)
     least = fewest(m * (d + k), x.device)
     dx, dy, db = room_for((x, y, b), wanted)

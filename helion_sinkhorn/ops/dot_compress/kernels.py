@@ -1,12 +1,13 @@
-"""The Helion bodies of dot compress, out = x (x'y + z), and its gradients: three products, bound by memory.
+"""The Helion kernel bodies of dot compress, out = x (x'y + z), and its gradients: three products.
 
 x and dx (B, M, D), y, out, g and dy (B, M, K), z, b and db (B, D, K):
 
     product     b = x'y + z, db = x'g    a program sums a block of b over all rows, in their order
     apply       out = x b, dy = x db     a program keeps b and takes a range of rows
-    expand      dx = g b' + y db'        the same with a block of b and db
+    expand      dx = g b' + y db'        a program keeps a block of b and db and takes a range of rows
 
-Sums are in float32.  b is rounded to the type of x; `parts` = 2 adds what that rounding left, rounded too.
+Sums are in float32.  b is rounded to the dtype of x; with `parts` = 2 its rounding error is kept too,
+rounded.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ def dot_compress_product(
     b: torch.Tensor,
     facts: hl.constexpr,
 ) -> None:
-    """b (B, parts, D, K)."""
+    """Write b (B, parts, D, K)."""
     d, k, block_d, block_k, parts, interpret = facts
     batch, m, _ = x.size()
-    # the blocks of one element side by side: they read the same rows of y
+    # blocks of one element come next to each other, since they read the same rows of y
     for tile_d, tile_k, tile_e in hl.tile([d, k, batch], block_size=[block_d, block_k, 1]):
         e = tile_e.begin
         acc = hl.zeros([tile_d, tile_k], dtype=torch.float32)
@@ -45,7 +46,7 @@ def dot_compress_product(
 
 
 def dot_compress_apply(x: torch.Tensor, b: torch.Tensor, out: torch.Tensor, facts: hl.constexpr) -> None:
-    """out, `rows` of them a program; b of several blocks is read again for every tile."""
+    """Write out, `rows` rows in each program; b is read again for every tile if it has several blocks."""
     d, k, block_d, block_k, rows, parts, interpret = facts
     batch, m, _ = x.size()
     for tile_e, tile_k, tile_p in hl.tile([batch, k, m], block_size=[1, block_k, rows]):
@@ -78,10 +79,10 @@ def dot_compress_expand(
     dx: torch.Tensor,
     facts: hl.constexpr,
 ) -> None:
-    """dx, `rows` times `block_d` entries a program; all columns of y are a block, `depth` a product."""
+    """Write dx, with `rows` x `block_d` entries for each program, by products over `depth` columns of y."""
     d, k, block_d, block_k, depth, rows, parts, interpret = facts
     batch, m, _ = y.size()
-    # the blocks of the same rows side by side: they read the same rows of g and y
+    # blocks of the same rows come next to each other, since they read the same rows of g and y
     for tile_d, tile_k, tile_e, tile_p in hl.tile([d, k, batch, m], block_size=[block_d, block_k, 1, rows]):
         e = tile_e.begin
         if depth == block_k:
@@ -98,7 +99,7 @@ def dot_compress_expand(
                     s = multiply(g_rows, b_low.T, s, interpret)
                     s = multiply(y_rows, db_low.T, s, interpret)
             else:
-                # a thread holds all of its operands of a float32 product: 64 columns at once spill
+                # a thread holds all its operands of a float32 product, and 64 columns at once spill
                 for tile_c in hl.tile(k, block_size=depth):
                     s = multiply(grad[e, tile_r, tile_c], b[e, 0, tile_d, tile_c].T, s, interpret)
                     s = multiply(y[e, tile_r, tile_c], db[e, 0, tile_d, tile_c].T, s, interpret)

@@ -27,7 +27,7 @@ BODIES = "helion_sinkhorn.ops.dot_compress.kernels"
 
 
 def facts(chosen: Chosen, call: DotCall, batch: int, *names: str) -> tuple[Any, ...]:
-    """What a body takes after its tensors, with these of the variant; a depth may be all columns."""
+    """What a body takes after its tensors, with named values of the variant; a depth may be all columns."""
     variant, columns = chosen.choice.variant, padded(call.k)
     if not (chosen.choice.stored or chosen.named):
         variant = shrunk_to_fill(variant, call, batch, chosen.device)
@@ -54,13 +54,13 @@ def call_of(x: torch.Tensor, y: torch.Tensor, parts: int) -> DotCall:
 def product(
     x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None, b: torch.Tensor, choice: Choice | None = None
 ) -> None:
-    """b (B, parts, D, K) = x'y + z."""
+    """Write b (B, parts, D, K) = x'y + z."""
     kernel, call = KERNELS["dot_compress_product"], call_of(x, y, b.size(1))
     launch(kernel, call, (x, y, z, b), len(x), batch=len(x), choice=choice)
 
 
 def apply(x: torch.Tensor, b: torch.Tensor, out: torch.Tensor, choice: Choice | None = None) -> None:
-    """out (B, M, K) = x b."""
+    """Write out (B, M, K) = x b."""
     kernel, call = KERNELS["dot_compress_apply"], call_of(x, out, b.size(1))
     launch(kernel, call, (x, b, out), len(x), "rows", batch=len(x), choice=choice)
 
@@ -73,7 +73,7 @@ def expand(
     dx: torch.Tensor,
     choice: Choice | None = None,
 ) -> None:
-    """dx (B, M, D) = grad b' + y db'."""
+    """Write dx (B, M, D) = grad b' + y db'."""
     kernel, call = KERNELS["dot_compress_expand"], call_of(dx, y, b.size(1))
     launch(kernel, call, (grad, y, b, db, dx), len(y), "depth", "rows", batch=len(y), choice=choice)
 
@@ -83,7 +83,7 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, b) for x (B, M, D), y (B, M, K), z (B, D, K); b is (B, parts, D, K).
 
-    choices: by the name of the kernel, where the caller has one of its own.
+    choices: the caller's choices, by the name of the kernel.
     """
     x, y = matrices(x), matrices(y)
     z = None if z is None else matrices(z)
@@ -102,7 +102,7 @@ def backward(
     wanted: Sequence[bool] = (True,) * 3,
     choices: Choices = NO_CHOICES,
 ) -> tuple[Some, ...]:
-    """(dx, dy, db), None for each that is not wanted; db is like b (B, parts, D, K), and makes the others."""
+    """(dx, dy, db), None for each that is not wanted; dx and dy are made of db, (B, parts, D, K) like b."""
     grad, x, y, b = matrices(grad), matrices(x), matrices(y), b.contiguous()
     dx, dy, db = *room_for((x, y), wanted[:2]), torch.empty_like(b)
     product(x, grad, None, db, choices.get("dot_compress_product"))

@@ -10,7 +10,7 @@ from helion_sinkhorn.configs.store import Keyed
 from helion_sinkhorn.runtime.space import Grid, Items
 
 SMALLEST_BLOCK = 16
-"""Least extent of a matrix product on all of the devices."""
+"""The smallest extent of a matrix product on all devices."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class DotCall(Keyed):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether matrix units take the operands as they are; float32 is multiplied entry by entry."""
+        """Whether matrix units take the operands directly; float32 is multiplied entry by entry."""
         return self.dtype != "float32"
 
     def __str__(self) -> str:
@@ -33,17 +33,17 @@ class DotCall(Keyed):
 
 
 def padded(extent: int) -> int:
-    """The power of two that a product takes for an extent."""
+    """An extent rounded up to the power of two that a product takes."""
     return max(SMALLEST_BLOCK, 1 << (extent - 1).bit_length())
 
 
 def config(rows: int, warps: int, stages: int) -> Items:
-    """`rows` of x a step, of which `stages` are on their way at a time."""
+    """A config with `rows` of x for each step, which loads `stages` steps at a time."""
     return ("block_sizes", (rows,)), ("num_warps", warps), ("num_stages", stages)
 
 
 def block_of(call: DotCall, entries: int) -> int:
-    """Columns of x in a block of `entries`, all columns of y beside them; half of it if some is padding."""
+    """Columns of x in a block of `entries` with all columns of y, or half as many if some are padding."""
     entries = entries if call.d == padded(call.d) else entries // 2
     return max(SMALLEST_BLOCK, min(padded(call.d), entries // padded(call.k)))
 
@@ -53,10 +53,11 @@ FEWEST = {"block_d": 64, "rows": 512}
 
 
 def shrunk_to_fill(variant: Items, call: DotCall, batch: int, device: Device) -> Items:
-    """A default's variant with as many programs as fill the device, where the batch is small.
+    """A default's variant with smaller tiles for small batches, so that programs fill the device.
 
-    With 2048 rows a program 16 elements are 32 programs, on 132 compute units.  H200: apply 32 us, with 512
-    rows 9; product in blocks of 256 columns 27 us, of 64 columns 12.
+    With 2048 rows a program 16 elements make 32 programs, on 132 compute units.  On an H200 `apply` then
+    takes 32 us, and 9 us with 512 rows; `product` takes 27 us in blocks of 256 columns, and 12 us in blocks
+    of 64.
     """
     sizes = dict(variant)
     wanted = device.compute_units * (3 if "rows" in sizes else 1)
@@ -76,7 +77,7 @@ def product_default(call: DotCall, device: Device) -> tuple[Items, Items]:
         return config(32, 4, 2), (("block_d", block_of(call, 1 << 12)),)
     entries = (1 << 14) // call.parts
     if device.vendor == "amd" and call.d != padded(call.d):
-        # masks take scalar registers too: with blocks of 128 columns of 1000 a gfx950 spills 35
+        # masks take scalar registers, of which gfx950 spills 35 with blocks of 128 of 1000 columns
         entries //= 2
     return config(64, 4, in_flight(device)), (("block_d", block_of(call, entries)),)
 
@@ -88,9 +89,9 @@ def apply_default(call: DotCall, device: Device) -> tuple[Items, Items]:
         return config(32, warps, 1), (("block_d", block_of(call, 1 << 12)), ("rows", 512))
     whole = block_of(call, 1 << 14)
     if whole < call.d:
-        # b is read again for each block and tile: less of both in flight
+        # b is read again for each block and tile, so fewer of both are loaded at a time
         return config(64, 8, 1), (("block_d", block_of(call, 1 << 12)), ("rows", 1024))
-    # both parts of b and tiles of 32 rows are more than a wave of gfx942 has registers for
+    # both parts of b and tiles of 32 rows exceed the registers of a wave of gfx942
     rows = 64 if device.vendor == "nvidia" else 32 // call.parts
     return config(rows, 4, in_flight(device)), (("block_d", whole), ("rows", 2048))
 
@@ -109,14 +110,14 @@ def expand_default(call: DotCall, device: Device) -> tuple[Items, Items]:
 
 
 def in_flight(device: Device) -> int:
-    """Steps under way at a time: three blocks of four warps then share an H200's unit; AMD has less LDS."""
+    """Steps loaded at a time, with which three blocks of four warps fit on an SM; AMD has less LDS."""
     return 3 if device.vendor == "nvidia" else 2
 
 
 def matrix_units(device: Device) -> tuple[Items, ...]:
     """AMD's choices: the narrow matrix instruction, and registers for two waves on a scheduler.
 
-    A shape of 32 is what the compiler takes by itself, one wave too, and four waves spill `product`.
+    By default the compiler takes the instruction of width 32 and one wave; with four waves `product` spills.
     """
     if device.vendor != "amd":
         return ((),)
@@ -128,7 +129,7 @@ def configs(device: Device, *choices: tuple[int, int, int]) -> tuple[Items, ...]
 
 
 def blocks(call: DotCall, extents: Iterable[int]) -> tuple[int, ...]:
-    """Extents no larger than x has columns, each once."""
+    """The extents that do not exceed the columns of x, each once."""
     return tuple(sorted({min(padded(call.d), e) for e in extents}))
 
 

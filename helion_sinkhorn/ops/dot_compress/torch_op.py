@@ -1,8 +1,8 @@
 """The torch operators of dot compress.
 
-`helion_sinkhorn::dot_compress` returns (out, b) and its backward (dx, dy, db), with b and db
-(..., parts, D, K) in the dtype of x, and an empty tensor for each that is not `wanted`; both take any leading
-shape; `implementation` is "helion" or "pytorch".
+`helion_sinkhorn::dot_compress` returns (out, b), and its backward (dx, dy, db), with an empty tensor for each
+that is not `wanted`; b and db are (..., parts, D, K) in the dtype of x.  Both take any leading shape;
+`implementation` is "helion" or "pytorch".
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _launch():
 
 
 def _elements(t: torch.Tensor, trailing: int = 2) -> torch.Tensor:
-    """All leading dimensions as one."""
+    """t with all leading dimensions as one."""
     if t.dim() == trailing + 1:
         return t
     return t.reshape(t.shape[: t.dim() - trailing].numel(), *t.shape[t.dim() - trailing :])

@@ -23,16 +23,16 @@ from helion_sinkhorn.runtime.torch_op import differentiates
 
 METHODS = ("auto", "recurrent", "chunked")
 KERNEL_LARGEST = 512
-"""Largest Dk and Dv that the kernels take: of a state's side that is summed, a program holds all."""
+"""The largest Dk and Dv of the kernels: a program holds the whole side of a state that is summed."""
 CHUNKED_STEPS = 64
-"""Steps from which "auto" takes chunks: one whole chunk; on an H200 they are ahead from 32 on."""
+"""Steps from which on "auto" takes chunks: one whole chunk; on an H200 chunks are faster from 32 steps on."""
 SHAPES = {
     "q": "(B, T, H, Dk)", "k": "(B, T, H, Dk)", "v": "(B, T, H, Dv)", "g": "(B, T, H)", "g_gamma": "(H,)",
     "gk": "(B, T, H, Dk)", "gv": "(B, T, H, Dv)", "initial_state": "(N, H, Dk, Dv)",
 }  # fmt: skip
-"""What an error asks for in place of an argument that is no tensor."""
+"""The shapes that an error names where an argument is no tensor."""
 CHUNKED_DTYPES = (torch.bfloat16, torch.float16)
-"""Dtypes for which "auto" does: rounding their results costs as much as all roundings of chunks."""
+"""Dtypes for which "auto" takes chunks: rounding their results costs as much as all roundings of chunks."""
 
 
 def recurrent_linear_attention(
@@ -52,7 +52,7 @@ def recurrent_linear_attention(
     method: str = "auto",
     implementation: str = "auto",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attend through a state of Dk x Dv that decays and takes one rank-one update a step.
+    """Attend through a state of Dk x Dv that decays and takes one rank-one update in each step.
 
     In every head of every sequence, with the gates that are given:
         h_t = diag(exp(g_t + g_gamma + gk_t)) h_(t-1) diag(exp(gv_t)) + k_t v_t',   o_t = scale h_t' q_t
@@ -62,22 +62,22 @@ def recurrent_linear_attention(
         q: (B, T, H, Dk), float32, bfloat16, float16 or float64, any layout.
         k: (B, T, H, Dk), of the same dtype.
         v: (B, T, H, Dv), of the same dtype.
-        g: (B, T, H), natural logarithm of a decay, of any of these dtypes, as the next three; at most 0 for a
-            state that stays bounded.
-        g_gamma: (H,), the same for every step.
-        gk: (B, T, H, Dk), of the state's rows.
-        gv: (B, T, H, Dv), of the state's columns.
-        scale: of the output, default Dk ** -0.5.
+        g: (B, T, H), the natural logarithm of a decay, at most 0 if the state is to stay bounded.  Each of
+            the gates g, g_gamma, gk and gv may have any of these dtypes.
+        g_gamma: (H,), the logarithm of a decay that is the same in every step.
+        gk: (B, T, H, Dk), logarithms of decays of the state's rows.
+        gv: (B, T, H, Dv), logarithms of decays of the state's columns.
+        scale: the factor of the output, by default Dk ** -0.5.
         initial_state: h before the first step, (N, H, Dk, Dv), default 0; N is B without cu_seqlens.
         output_final_state: return (o, h after the last step) and not only o.
         reverse: process each sequence from its last step to its first.
-        cu_seqlens: (N + 1,) int32 or int64 ascending offsets of 0 to T: B is 1, and sequence n has the
+        cu_seqlens: (N + 1,) int32 or int64 ascending offsets from 0 to T: B is 1, and sequence n has the
             steps from offset n up to offset n + 1.  Steps before the first offset and from the last one on
-            are of no sequence: o and all gradients are 0 there.  Their values are checked on a CPU; the
-            kernels of a GPU would have to wait for them, and with wrong ones read or write elsewhere.
-        method: "recurrent" goes step by step, "chunked" multiplies matrices of 64 steps, without gv or
-            cu_seqlens and for Dk <= 128; "auto" takes chunks if it can for bfloat16 or float16 of at least
-            64 steps, and is "recurrent" otherwise.  PyTorch goes step by step whatever the method.
+            belong to no sequence: o and all gradients are 0 there.  The offsets are checked on a CPU only;
+            on a GPU the check would wait for them, and kernels with wrong offsets access other memory.
+        method: "recurrent" goes step by step.  "chunked" multiplies matrices of 64 steps; it takes no gv and
+            no cu_seqlens, and Dk <= 128.  "auto" takes chunks where it can for bfloat16 or float16 of at
+            least 64 steps, and otherwise "recurrent".  PyTorch goes step by step with every method.
         implementation: "auto" takes the Helion kernels on a GPU (Dk, Dv <= 512, not float64) and PyTorch
             elsewhere; "helion" and "pytorch" ask for one of them.
 
@@ -85,13 +85,13 @@ def recurrent_linear_attention(
         o (B, T, H, Dv) in the dtype of v, or (o, final state (N, H, Dk, Dv) in float32, float64 for float64).
 
     Numerical policy: state and sums in float32 (float64 for float64) whatever the inputs or autocast; one
-        rounding of each result.  Chunks of bfloat16 round what matrix units multiply to bfloat16.  Bitwise
-        reproducible, and a sequence's result does not depend on the others under one config.  The gradient
-        of a gate is a sum of products and no difference: a strong decay, which leaves little of it, costs it
-        no digit (docs/operators.md).
+        rounding of each result.  Chunks of bfloat16 round the factors of matrix products to bfloat16.
+        Bitwise reproducible, and a sequence's result does not depend on the others under one config.  The
+        gradient of a gate is a sum of products and not a difference, so that it loses no digits under a
+        strong decay, where it is small (docs/operators.md).
 
     Raises:
-        TypeError: a tensor that is none, a dtype not in the lists above, q, k, v of several dtypes.
+        TypeError: an argument is no tensor, a dtype is not listed above, or q, k, v have several dtypes.
         ValueError: shapes that do not fit, devices that differ, offsets that do not ascend within 0 to T, a
             scale that is not finite, an unknown option.
         NotImplementedError: implementation="helion" on a CPU, in float64 or beyond the kernels' sizes;
@@ -168,7 +168,7 @@ def _check_offsets(cu_seqlens, q) -> None:
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
         raise ValueError(f"cu_seqlens has shape {tuple(cu_seqlens.shape)}; pass (N + 1,) with N >= 1")
     if q.size(0) != 1:
-        raise ValueError(f"q has batch {q.size(0)} with cu_seqlens; pack all sequences along T, B = 1")
+        raise ValueError(f"q has batch {q.size(0)} with cu_seqlens; pack all sequences along T, with B = 1")
     if cu_seqlens.device != q.device:
         raise ValueError(f"cu_seqlens is on {cu_seqlens.device}, q on {q.device}; move cu_seqlens there")
 

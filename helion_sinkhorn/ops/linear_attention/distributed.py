@@ -1,6 +1,6 @@
-"""Recurrent linear attention of DTensors: sequences and heads shard freely, all else is replicated.
+"""Recurrent linear attention of DTensors, which may be sharded over sequences and heads only.
 
-An operator that returns a list has no sharding rule in torch, so each process attends to its own part.
+In torch an operator that returns a list has no sharding rule, so each process computes its own part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def is_distributed(arguments: Sequence[Any]) -> bool:
     """Whether the tensors are DTensors.
 
     Raises:
-        TypeError: some of them are.
+        TypeError: some of them are and others are not.
     """
     tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
     distributed = [isinstance(x, DTensor) for x in tensors]
@@ -34,11 +34,11 @@ def is_distributed(arguments: Sequence[Any]) -> bool:
 
 
 def attend(run: Callable[..., tuple[torch.Tensor, torch.Tensor]], arguments: Sequence[Any]):
-    """run(*arguments) of DTensors, (o, last state), as q is sharded; other placements are made to fit.
+    """run(*arguments) of DTensors, (o, last state), sharded like q; other tensors are redistributed.
 
     Args:
-        run: takes local tensors in the place of DTensors.
-        arguments: those of the operator; initial_state is the ninth, cu_seqlens the eleventh.
+        run: takes local tensors instead of DTensors.
+        arguments: the operator's arguments; initial_state is the ninth, cu_seqlens the eleventh.
     """
     q, v, cu_seqlens = arguments[0], arguments[2], arguments[10]
     mesh = q.device_mesh
@@ -60,7 +60,7 @@ def attend(run: Callable[..., tuple[torch.Tensor, torch.Tensor]], arguments: Seq
         own = placements(SEQUENCES[i], HEADS[i]) if i < len(HEADS) else [Replicate()] * mesh.ndim
         gradient = own
         if i == G_GAMMA:
-            # of each process's sequences
+            # it has a row for each of the process's sequences
             of_sequences = placements(0, None)
             gradient = [Partial() if s.is_shard() else p for s, p in zip(of_sequences, own, strict=True)]
         return x.redistribute(mesh, own).to_local(grad_placements=gradient)

@@ -1,8 +1,8 @@
 """Recurrent linear attention in vectorised PyTorch, forward and exact backward, step by step.
 
-What a CPU runs, and a GPU for float64.  docs/dev/linear_attention.md derives the gradients.  The gradient
-of a decay needs the state before a step and the gradient of the state after it at once: the backward keeps
-the state before every BLOCK steps, and the states of one block.
+A CPU runs this, and a GPU for float64.  docs/dev/linear_attention.md derives the gradients.  The gradient of
+a decay needs the state before a step together with the gradient of the state after it, so the backward keeps
+the state before every BLOCK steps, and all states of one block.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from helion_sinkhorn.runtime.wanted import Some, all_of, room_for
 
 BLOCK = 32
-"""Steps of which the backward keeps all states; of the others it keeps one in so many."""
+"""The backward keeps the state before every so many steps, and all states of one such block."""
 
 
 def _wide(x: Some, dtype: torch.dtype) -> Some:
@@ -28,16 +28,16 @@ def _outer(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def _decay(*gates: Some, dtype: torch.dtype) -> Some:
-    """exp of the sum of the gates that are there.
+    """exp of the sum of the gates that are given.
 
-    In float64, since an error of the sum, which grows with it, is a relative one of the decay.
+    The sum is in float64, since its error, which grows with it, is a relative error of the decay.
     """
     given = [x.double() for x in gates if x is not None]
     return functools.reduce(torch.add, given).exp().to(dtype) if given else None
 
 
 class _Span:
-    """Sequences of one length, walked together: (B, L, H, D) in the computing dtype."""
+    """Sequences of one length that are computed together: (B, L, H, D) in the computing dtype."""
 
     def __init__(self, q, k, v, g, g_gamma, gk, gv, scale, start, reverse):
         self.q, self.k, self.v, self.scale = q, k, v, scale
@@ -55,7 +55,7 @@ class _Span:
         return h if self.columns is None else h * self.columns[:, t]
 
     def after(self, h: torch.Tensor, t: int) -> torch.Tensor:
-        """The state that step t reads, from the one before it."""
+        """The state that step t reads, from the state before the step."""
         return self.decayed(h, t) + _outer(self.k[:, t], self.v[:, t])
 
     def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,10 +67,11 @@ class _Span:
         return o, h
 
     def backward(self, do: torch.Tensor, dend: Some, wanted: Sequence[bool]) -> tuple[Some, ...]:
-        """dq, dk, dv, the gradients of a decay of the rows and one of the columns, if wanted; of the start.
+        """dq, dk, dv, the gradients of the decays of rows and of columns if wanted, and that of the start.
 
-        A decay's gradient is the state before its step times the dual after it, decayed and summed.  Its own
-        side decays last: entries that both sides decay may be below the range of float32.
+        The gradient of a decay is the state before its step times the gradient of the state after it, decayed
+        and summed.  The decay of its own side is applied last, since entries that both sides decay may be
+        below the range of float32.
         """
         made = room_for((self.q, self.k, self.v, self.k, self.v), wanted)
         dq, dk, dv, drows, dcolumns = made
@@ -105,7 +106,7 @@ class _Span:
 
 
 def _offsets(cu_seqlens: torch.Tensor, steps: int) -> list[int]:
-    """Their values, which transforms and compilers do not know before this."""
+    """The offsets as numbers, which transforms and compilers do not know before this call."""
     offsets = cu_seqlens.tolist()
     if offsets[0] < 0 or offsets[-1] > steps or offsets != sorted(offsets):
         raise ValueError(f"cu_seqlens is {offsets}; pass ascending offsets of 0 to T = {steps}")
@@ -143,7 +144,7 @@ def backward(
     """Gradients of q, k, v, g, g_gamma, gk, gv and initial_state, None for each that is not wanted.
 
     Args:
-        wanted: which of them; all that are there if None.
+        wanted: which gradients to compute; None for all.
     """
     tensors = q, k, v, g, g_gamma, gk, gv, initial_state
     wanted = all_of(tensors) if wanted is None else wanted

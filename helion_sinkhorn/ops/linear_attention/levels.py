@@ -1,4 +1,4 @@
-"""Decays between steps as factors at most 1: which steps they are over, and exponents that lose no digit."""
+"""Decays between steps as factors at most 1: the steps of a factor, and exponents that lose no digit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 TO_WHOLE = 1.5 * 2.0**23
 """A float32 this large has no fraction: adding and subtracting it rounds."""
 LEAST_GATE, LEAST_EXPONENT = -1e4, -160.0
-"""Below, a gate and a decay are nothing; -inf times 0 would be NaN."""
+"""Smaller gates and exponents are replaced by these, whose exp is 0 too; -inf times 0 would be NaN."""
 
 
 def ones(where):
@@ -22,8 +22,8 @@ def ones(where):
 def exponent(gates, mask, single):
     """The sum of log decays, 0 outside of mask, as (whole, rest) in powers of two, or (w, w) if `single`.
 
-    An error of an exponent is a relative one of the decay.  Whole numbers add up without any, and a single
-    bfloat16 gate does too.
+    An error of an exponent is a relative error of the decay.  Whole numbers are added without error, and so
+    is a single bfloat16 gate.
     """
     whole, rest = torch.where(mask, 0.0, 0.0), torch.where(mask, 0.0, 0.0)
     if single and gates:
@@ -38,10 +38,10 @@ def exponent(gates, mask, single):
 
 
 def near_middle(i, j, half):
-    """Which steps j are between row i and the middle of its block, itself too if it is in the right half."""
+    """Whether step j lies between row i and the middle of its block, where i counts in the right half."""
     return ((i ^ j) < half) & ((j <= i) == ((i & half) != 0))
 
 
 def across_middle(i, j, half):
-    """Which rows j are in the other half of the block of row i."""
+    """Whether row j is in the other half of the block of row i."""
     return ((i ^ j) & -half) == half

@@ -1,13 +1,13 @@
-"""Which calls of recurrent linear attention chunks take."""
+"""The limits of the chunked method of recurrent linear attention."""
 
 from __future__ import annotations
 
 LARGEST_DK = 128
-"""A program holds all channels of a chunk."""
+"""The largest Dk, since a program holds all channels of a chunk."""
 
 
 def why_not_chunked(gv: bool, packed: bool, dk: int) -> str:
-    """Why chunks do not take a call with these; empty where they do."""
+    """Why the chunked method does not take a call with these arguments; empty if it does."""
     if gv:
         return "a decay of the values, gv, is no factor of the scores within a chunk"
     if packed:

@@ -17,14 +17,14 @@ Some = torch.Tensor | None
 
 
 def padded_side(size: int) -> int:
-    """Entries that a side of the state has in a walk: Helion takes other numbers of them for one another."""
+    """The padded entries of a side of the state in a walk, since Helion confuses other sizes."""
     return max(8, power_of_two(size))
 
 
 def pad_to(x: Some, *sizes: int, value: float = 0.0) -> Some:
-    """x with this value after its last axes: nothing is added to a state there.
+    """x padded with this value at the end of its last axes, so that nothing is added to a state there.
 
-    Of gates it is -inf, since a decay of inf, by g alone, would make NaN of nothing.
+    For gates the value is -inf, since with 0 an infinite g would make NaN of the padding's zeros.
     """
     if x is None or x.shape[-len(sizes) :] == sizes:
         return x
@@ -39,7 +39,7 @@ def unpad(x: Some, *sizes: int) -> Some:
 
 @dataclass(frozen=True)
 class Problem:
-    """What every walk of one call shares; the arguments of the operator, contiguous."""
+    """What all walks of one call share: the operator's arguments, contiguous."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -58,7 +58,7 @@ class Problem:
 
     @classmethod
     def fitting(cls, q, k, v, g, g_gamma, gk, gv, *arguments) -> Problem:
-        """The same with sides that a walk takes."""
+        """The problem with its sides padded to sizes that a walk takes."""
         dk, dv = padded_side(q.size(-1)), padded_side(v.size(-1))
         vectors = pad_to(q, dk), pad_to(k, dk), pad_to(v, dv)
         gates = g, g_gamma, pad_to(gk, dk, value=-math.inf), pad_to(gv, dv, value=-math.inf)
@@ -75,12 +75,12 @@ class Problem:
 
     @property
     def batch(self) -> int:
-        """States that are walked independently."""
+        """The number of states that are computed independently."""
         return self.sequences * self.q.size(2)
 
     @functools.cached_property
     def gates(self) -> str:
-        """Names of the gates that are there."""
+        """The names of the given gates."""
         return " ".join(name for name in ("g", "g_gamma", "gk", "gv") if getattr(self, name) is not None)
 
     def call(self, result: str) -> WalkCall:
@@ -88,7 +88,7 @@ class Problem:
         return WalkCall(result, str(self.q.dtype)[6:], self.k.size(-1), self.v.size(-1), self.gates)
 
     def new_like(self, x: torch.Tensor) -> torch.Tensor:
-        """A result of the shape of x, zeros where offsets may leave steps out: the host does not know."""
+        """A result in the shape of x, filled with zeros if offsets may leave steps out."""
         return torch.empty_like(x) if self.cu_seqlens is None else torch.zeros_like(x)
 
     def new_state(self) -> torch.Tensor:

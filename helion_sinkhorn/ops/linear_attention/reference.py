@@ -20,7 +20,7 @@ def recurrent_linear_attention(
     reverse: bool = False,
     cu_seqlens: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attend through a state of Dk x Dv that decays and takes one rank-one update a step.
+    """Attend through a state of Dk x Dv that decays and takes one rank-one update in each step.
 
     In every head of every sequence, with the gates that are given:
         h_t = diag(exp(g_t + g_gamma + gk_t)) h_(t-1) diag(exp(gv_t)) + k_t v_t',   o_t = scale h_t' q_t
@@ -29,12 +29,12 @@ def recurrent_linear_attention(
         q, k: (B, T, H, Dk), any floating dtype; all arithmetic is in that dtype.
         v: (B, T, H, Dv).
         g, g_gamma, gk, gv: natural logarithms of decays, (B, T, H), (H,), (B, T, H, Dk), (B, T, H, Dv).
-        scale: of the output, default Dk ** -0.5.
+        scale: the factor of the output, by default Dk ** -0.5.
         initial_state: h before the first step, (N, H, Dk, Dv), default 0; N is B without cu_seqlens.
         output_final_state: return (o, h after the last step) and not only o.
         reverse: walk each sequence from its last step to its first.
         cu_seqlens: (N + 1,) ascending, in 0 .. T: B is 1, sequence n is steps [offset n, offset n + 1).
-            Steps before the first offset and from the last one on are of no sequence: o and gradients are 0.
+            Steps before the first offset and from the last one on belong to no sequence; o is 0 there.
 
     Source: Yang et al., Gated Linear Attention Transformers (arXiv 2312.06635), section 3.
     """

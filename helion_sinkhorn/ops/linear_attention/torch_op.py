@@ -1,8 +1,8 @@
 """The torch operators of recurrent linear attention.
 
-`helion_sinkhorn::recurrent_linear_attention` returns (o, last state) and its backward those gradients of
-q, k, v, g, g_gamma, gk, gv, initial_state that are `wanted`.  Values that a compiler does not know are
-checked here; `serves` is "pytorch" or the method of the kernels.
+`helion_sinkhorn::recurrent_linear_attention` returns (o, last state), and its backward the `wanted` gradients
+of q, k, v, g, g_gamma, gk, gv and initial_state.  Values that a compiler does not know are checked here;
+`serves` is "pytorch" or the method of the kernels.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ARGUMENTS = (
     " Tensor? initial_state, bool reverse, Tensor? cu_seqlens, str serves"
 )
 DIFFERENTIABLE = (0, 1, 2, 3, 4, 5, 6, 8)
-"""Where the tensors with gradients stand among the arguments."""
+"""The places of the tensors with gradients among the arguments."""
 
 
 @functools.cache
@@ -47,7 +47,7 @@ def _launch(serves: str):
 
 @contextlib.contextmanager
 def _served(q: torch.Tensor, serves: str):
-    """What has `forward` and `backward`; a launch would have nothing to do without a step."""
+    """The module with `forward` and `backward`: without a step there is nothing to launch."""
     if serves == "pytorch" or q.numel() == 0:
         with without_autocast(q):
             yield eager
@@ -65,14 +65,14 @@ def forward(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqle
 
 
 def backward(do, dend, *arguments):
-    """The gradients of `forward` from its arguments: nothing else is kept."""
+    """The gradients of `forward`, from its arguments only."""
     *arguments, serves, wanted = arguments
     with _served(arguments[0], serves) as run:
         return [x for x in run.backward(do, dend, *arguments, wanted) if x is not None]
 
 
 def _empty_results(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, serves):
-    """o and the last state without data; arguments may have mapped dimensions in front."""
+    """Uninitialised o and last state; arguments may have mapped dimensions in front."""
     sequences = q.shape[-4] if cu_seqlens is None else cu_seqlens.shape[-1] - 1
     state = *q.shape[:-4], sequences, *q.shape[-2:], v.shape[-1]
     return v.new_empty(v.shape), q.new_empty(state, dtype=torch.promote_types(q.dtype, torch.float32))
@@ -94,17 +94,17 @@ def _gradient(ctx, do, dend):
         return (None,) * 12
     *tensors, start, cu_seqlens = ctx.saved_tensors
     given = [x for x in (do, dend, *tensors, start) if x is not None]
-    # there is none where a compiler traces, which does not know the question
+    # a compiler traces no such tensors, and cannot trace the question
     if not torch.compiler.is_compiling() and any(map(torch._C._functorch.is_legacy_batchedtensor, given)):
         # torch has no fallback for an operator that takes or returns optional tensors
         raise NotImplementedError(
             "recurrent_linear_attention has no batched gradients, which is_grads_batched=True and "
-            "vectorize=True ask for. Use torch.func.vjp with torch.vmap, or jacrev."
+            "vectorize=True need; use torch.func.vjp with torch.vmap, or torch.func.jacrev"
         )
     run = Backward.apply if differentiates(*given) else call_backward
     wanted = [ctx.needs_input_grad[i] for i in DIFFERENTIABLE]
     found = iter(run(do, dend, *tensors, ctx.scale, start, ctx.reverse, cu_seqlens, ctx.serves, wanted))
-    # as many as are wanted, in the order of the arguments
+    # the wanted gradients, in the order of the arguments
     *gradients, dstart = [next(found) if w else None for w in wanted]
     return *gradients, None, dstart, None, None, None
 
@@ -123,7 +123,8 @@ Backward = last(BACKWARD, FORWARD, call_backward)
 def _register_vmap(name: str, first: int) -> None:
     """Fold the mapped dimension into the batch; q is argument `first`.
 
-    One by one where the head's gates or the offsets of packed sequences have no batch to fold it into.
+    Where the gates of heads or the offsets of packed sequences are mapped, which have no batch, elements are
+    computed one by one.
     """
     operator = operator_named(name)
 

@@ -28,7 +28,7 @@ def of_site(x: torch.Tensor, fn: torch.Tensor) -> int:
 
 
 def of_head(x: torch.Tensor, fn: torch.Tensor) -> int:
-    """The same with the projection of a head."""
+    """n of the merged streams x with the projection of a head; 0 if they do not belong together."""
     return fn.shape[0] if fn.dim() == 2 and x.shape[-1:] == fn.shape[1:] else 0
 
 
@@ -45,14 +45,14 @@ def with_joined(site: Any) -> Any:
 def takes_merged(
     by: str, count: Count, back: Callable[[Any], Any] | None = None
 ) -> Callable[[Function], Function]:
-    """Give a function of streams x what its option `merged` says: x is (..., n C), and what comes back too.
+    """Give a function of streams x its option `merged`: x is (..., n C) then, and so are resulting streams.
 
-    The body never gets the option; it stands in the signature for readers.
+    The body never gets the option, which is in the signature for readers only.
 
     Args:
-        by: the name of the argument that tells n.
-        count: n of x and that argument.
-        back: what merges the streams among the results, if there are any.
+        by: the name of the argument that n follows from.
+        count: returns n for x and that argument.
+        back: merges the streams among the results, if there are any.
     """
 
     def decorate(function: Function) -> Function:
@@ -63,7 +63,7 @@ def takes_merged(
             if merged is False:
                 return function(*arguments, **keywords)
             check_flag("merged", merged)
-            # what is left out or given twice is Python's to say, and what is no tensor the function's
+            # Python reports arguments that are missing or given twice, and the function what is no tensor
             given = {**keywords, **dict(zip(names, arguments, strict=False))}
             x, other = given.get("x"), given.get(by)
             if not (isinstance(x, torch.Tensor) and isinstance(other, torch.Tensor)):
@@ -85,7 +85,7 @@ def takes_merged(
 
 
 def _out_apart(out: Any, n: int, shape: torch.Size) -> Any:
-    """`out` with its streams (..., n, C), where they have the shape of x; another one is refused as it is."""
+    """`out` with its streams as (..., n, C) if they have the shape of x; others are refused later."""
     streams = out.residual if isinstance(out, Out) else out
     if not isinstance(streams, torch.Tensor) or streams.shape != shape:
         return out

@@ -1,4 +1,4 @@
-"""What a site takes beside its streams: its parameters, and its options, which are checked once."""
+"""The parameters of a site, and its options, which are checked once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SiteParameters(NamedTuple):
     norm_weight: torch.Tensor | None = None
     y_norm_weight: torch.Tensor | None = None
     comb: Comb | None = None
-    """Given, or made by another map than Sinkhorn; fn has 2n rows, and one for each logit of the map."""
+    """A comb that is given, or a map that makes it of logits; fn has 2n rows, and one more for each logit."""
 
 
 class SiteOptions(NamedTuple):
@@ -41,10 +41,10 @@ class SiteOptions(NamedTuple):
     form: str = "deepseek"
 
     def checked(self) -> SiteOptions:
-        """The same as the operators take them, pre_eps never None; raise what they raise of an option."""
+        """The options as the operators take them, pre_eps never None; raise as the operators do."""
         iterations = as_int(self.sinkhorn_iters)
         check_iterations(iterations)
-        # raises of a form that there is not
+        # raises for an unknown form
         has_kernels(self.form, iterations)
         check_options(self.norm_eps, self.precision, self.eps_outside)
         check_constants(self.eps, self.post_mult, self.pre_eps, self.post_eps, self.comb_order)
@@ -55,12 +55,12 @@ class SiteOptions(NamedTuple):
 
     @property
     def of_site(self) -> tuple[int | float | str, ...]:
-        """What the torch operators of a site take, in their order: but the form, of which they have one."""
+        """The options that the torch operators of a site take, in their order; their form is "deepseek"."""
         return self[:10]
 
     @property
     def has_kernels(self) -> bool:
-        """Whether they make a comb of this form."""
+        """Whether the kernels make a comb with these options."""
         return has_kernels(self.form, self.sinkhorn_iters)
 
     @property

@@ -1,4 +1,4 @@
-"""Out: tensors that a call writes its results into, and what they have to be."""
+"""Out: tensors that a call writes its results into, and the checks of them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from helion_sinkhorn.runtime.views import VECTOR_BYTES
 
 
 class Out(NamedTuple):
-    """Tensors that results of `hc_boundary` or `hc_site` are written into; None for what is allocated."""
+    """Tensors that results of `hc_boundary` or `hc_site` are written into; what is None is allocated."""
 
     y: torch.Tensor | None = None
     """(..., C), in the dtype of x."""
     pre: torch.Tensor | None = None
-    """(..., n), float32, float64 for float64 x; of `hc_boundary`, where it may be pre_next itself."""
+    """(..., n), float32, float64 for float64 x; only for `hc_boundary`; it may be pre_next itself."""
     post: torch.Tensor | None = None
-    """(..., n), the same dtype; where `hc_boundary` takes post it may be that itself."""
+    """(..., n), the dtype of pre; it may be the argument post of `hc_boundary` itself."""
     comb: torch.Tensor | None = None
-    """(..., n, n), the same dtype; likewise."""
+    """(..., n, n), the dtype of pre; it may be the argument comb of `hc_boundary` itself."""
     residual: torch.Tensor | None = None
-    """(..., n, C), the new streams, in the dtype of x; of `hc_boundary`, where it may be x itself."""
+    """(..., n, C), the new streams, in the dtype of x; only for `hc_boundary`; it may be x itself."""
 
 
 NONE = Out()
@@ -36,7 +36,7 @@ Wanted = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def check_fields(out: object, x: torch.Tensor, over: Mapping[str, str], given: Given) -> bool:
-    """`check_out` of the fields of an Out.
+    """Whether kernels may write into the fields of an Out, as `check_out` says.
 
     Args:
         out: what the caller passed.
@@ -49,7 +49,7 @@ def check_fields(out: object, x: torch.Tensor, over: Mapping[str, str], given: G
     """
     if not isinstance(out, Out):
         raise TypeError(
-            f"out is {type_of(out)}; pass helion_sinkhorn.Out(y=.., post=.., ..), None for what is allocated"
+            f"out is {type_of(out)}; pass helion_sinkhorn.Out(y=.., post=.., ..); what is None is allocated"
         )
     there = {name: t for name, t in zip(Out._fields, out, strict=True) if t is not None}
     for name in there:
@@ -79,8 +79,8 @@ def check_out(
         given: the arguments by name.
 
     Raises:
-        TypeError: one of another dtype.
-        ValueError: a shape, device or layout that does not fit; tensors that overlap.
+        TypeError: a tensor has another dtype than its result.
+        ValueError: a shape, device or layout does not fit, or tensors overlap.
         NotImplementedError: an argument requires a gradient, or is a DTensor.
     """
     for name, t in out.items():
@@ -104,7 +104,7 @@ def check_out(
         if any(isinstance(t, DTensor) for t in everything):
             raise NotImplementedError("out takes no DTensor; call without it, or on .to_local()")
     if not are_eager(everything):
-        # nothing here has an address
+        # no tensor here has an address
         return False
     _check_memory(out, over, arguments)
     return True
@@ -121,12 +121,12 @@ def _refuse_gradients(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _check_memory(out: Given, over: Mapping[str, str], arguments: Given) -> None:
-    """Raise ValueError where kernels could not write, or would change what is still to be read."""
+    """Raise ValueError where kernels could not write, or would overwrite what is still to be read."""
     places = {name: _place(t) for name, t in {**arguments, **out}.items()}
     for name, t in out.items():
         if t.data_ptr() % VECTOR_BYTES:
             raise ValueError(
-                f"{name} begins {t.data_ptr() % VECTOR_BYTES} bytes behind a multiple of {VECTOR_BYTES}; "
+                f"{name} begins {t.data_ptr() % VECTOR_BYTES} bytes after a multiple of {VECTOR_BYTES}; "
                 "pass a tensor that begins at one: kernels store whole vectors"
             )
         for other, place in places.items():
@@ -140,7 +140,7 @@ def _check_memory(out: Given, over: Mapping[str, str], arguments: Given) -> None
 
 
 def _place(t: torch.Tensor) -> tuple[int, int]:
-    """The first byte of a tensor and the one after its last; both 0 if it has none."""
+    """The addresses of a tensor's first byte and of the one after its last; both 0 if it has no byte."""
     if t.numel() == 0:
         return 0, 0
     entries = 1 + sum([(size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)])
@@ -148,12 +148,12 @@ def _place(t: torch.Tensor) -> tuple[int, int]:
 
 
 def written(found: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
-    """The result where the caller wants it."""
+    """The result, copied into the caller's tensor if there is one."""
     return found if into is None or found is into else into.copy_(found)
 
 
 def count_change(*tensors: torch.Tensor | None) -> None:
-    """Tell autograd that a kernel wrote into these: what it saved of them before is no longer there."""
+    """Tell autograd that a kernel wrote into these tensors: what it saved of them before is invalid."""
     for t in tensors:
         if t is not None and not t.is_inference():
             torch.autograd.graph.increment_version(t)
@@ -162,5 +162,5 @@ def count_change(*tensors: torch.Tensor | None) -> None:
 def room(
     into: torch.Tensor | None, x: torch.Tensor, shape: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """`into`, or new memory where x is."""
+    """`into`, or new memory on the device of x."""
     return torch.empty(shape, dtype=dtype, device=x.device) if into is None else into

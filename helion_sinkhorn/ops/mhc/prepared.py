@@ -1,4 +1,4 @@
-"""The parts of projections that are made once, kept as long as their fn lives and is unchanged."""
+"""Parts of projections that are made once and kept as long as fn lives and is unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Parts(NamedTuple):
 
 
 _kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""For each fn its `_Parts` by (layout, how many parts)."""
+"""For each fn its `_Parts`, by (layout, number of parts)."""
 
 
 def prepared(fn: torch.Tensor, layout: str, parts: int) -> torch.Tensor | None:
@@ -30,7 +30,7 @@ def prepared(fn: torch.Tensor, layout: str, parts: int) -> torch.Tensor | None:
 
 
 def prepare(fn: torch.Tensor, layout: str, parts: int, make: Callable[[], torch.Tensor]) -> None:
-    """Keep what `make` makes of fn, in the memory of what was kept before, which a graph may have."""
+    """Keep what `make` makes of fn, in the same memory as before, since a CUDA graph may read it."""
     own = _kept.setdefault(fn, {})
     made = make()
     before = own.get((layout, parts))

@@ -25,23 +25,23 @@ def check_streams(x: torch.Tensor) -> None:
 
 
 def check_norm_eps(name: str, eps: object) -> None:
-    """Raise unless it is a number that may be added to the mean square of a norm."""
+    """Raise unless eps is a number that may be added to the mean square of a norm."""
     check_finite(name, eps, ACCEPTED_EPS)
     if eps < LEAST_EPS:
         raise ValueError(
-            f"{name} is {eps}; pass {ACCEPTED_EPS}: with less a token of zeros has no finite norm"
+            f"{name} is {eps}; pass {ACCEPTED_EPS}: with a smaller one a token of zeros has no finite norm"
         )
 
 
 def refuse_merged(x: torch.Tensor, n: int, entries: int, otherwise: str = "", name: str = "x") -> None:
-    """Raise ValueError where x is (..., n C), the merged streams that the other arguments of a call are for.
+    """Raise ValueError where x has the shape (..., n C) of merged streams that fits the other arguments.
 
-    What takes them on request has the option `merged`.
+    Functions that accept merged streams have the option `merged`.
 
     Args:
-        n: the streams that they are for; 0 if they are for no number of streams.
-        entries: n C, of a token's streams.
-        otherwise: what to pass if x is not merged, where it could be (..., n, C) too.
+        n: the number of streams that the other arguments fit; 0 if they fit none.
+        entries: n C, the entries of a token's streams.
+        otherwise: what to pass if x is not merged, for shapes that could be (..., n, C) too.
     """
     if 1 < n <= MOST_STREAMS and x.shape[-1:] == (entries,) and entries and entries % n == 0:
         raise ValueError(
@@ -52,14 +52,14 @@ def refuse_merged(x: torch.Tensor, n: int, entries: int, otherwise: str = "", na
 
 
 def streams_of(rows: int) -> int:
-    """n of a site's projection, which has n^2 + 2n rows; 0 where there is no such n."""
+    """n of a site's projection, which has n^2 + 2n rows; 0 if there is no such n."""
     return next((n for n in range(1, MOST_STREAMS + 1) if n * (n + 2) == rows), 0)
 
 
 def check_projection(
     x: torch.Tensor, fn: torch.Tensor, rows: Callable[[int], int], n_of: Callable[[int], int]
 ) -> None:
-    """Raise ValueError unless fn projects the streams x; `rows` of it are for n streams, and `n_of` back."""
+    """Raise ValueError unless fn projects the streams x; `rows` maps n to rows of fn, `n_of` maps back."""
     n, entries = (x.shape[-2], x.shape[-2] * x.shape[-1]) if x.dim() > 1 else (0, 0)
     wanted = rows(n), entries
     if tuple(fn.shape) != wanted and fn.dim() == 2:
@@ -71,10 +71,10 @@ def check_projection(
 
 
 def leading(x: torch.Tensor, fn: torch.Tensor) -> torch.Size:
-    """The tokens' dimensions of x (..., n C) or (..., n, C), for fn (M, n C)."""
+    """The dimensions of x (..., n C) or (..., n, C) that count tokens, for fn (M, n C)."""
     return x.shape[:-1] if x.shape[-1] == fn.shape[-1] else x.shape[:-2]
 
 
 def for_projection(x: torch.Tensor) -> torch.Tensor:
-    """x as hc_mixes takes it: one stream of C entries reads as n C merged ones, and so it is merged."""
+    """x as hc_mixes takes it: a single stream is merged, since (..., 1, C) reads as merged streams."""
     return x.flatten(-2) if x.size(-2) == 1 else x

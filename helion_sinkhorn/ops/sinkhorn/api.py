@@ -33,7 +33,7 @@ FIRSTS = ("rows", "cols")
 BACKWARDS = ("exact", "implicit")
 DEFAULT_EPS = 1e-6
 MOST_ITERS = 1 << 20
-"""Far more than any matrix takes to converge, and no call without an end."""
+"""The most iterations: far more than any matrix needs to converge, so that every call ends."""
 EPS_ACCEPTED = f"0 or a float from {SMALLEST_EPS} to 1"
 KERNEL_LARGEST = SMALL
 """Most rows or columns of a matrix that the kernels take."""
@@ -65,39 +65,39 @@ def sinkhorn(
     f <- log r - logsumexp(X / t + g, -1), a column step g <- log c - logsumexp(X / t + f, -2), from g = 0.
     By default the gradient is the exact adjoint of these iterations, eps terms included, whether they have
     converged or not.  Only the logits are kept for it; with marginals, and beyond 128 rows or columns, two
-    vectors an iteration too.
+    vectors of each iteration are kept too.
 
     Args:
         logits: (..., n, m) natural logarithms, float32, bfloat16, float16 or float64, any layout.
             -inf masks an entry.
         n_iters: T, the number of row and of column steps, at most 2^20; 0 returns exp(logits).
-        eps: added to each denominator, and once to the softmax; 0, or 1e-12 to 1.  The log form has none
-            and takes no other than 0 and the default.
+        eps: added to each denominator, and once to the softmax; 0, or 1e-12 to 1.  The log form has no eps
+            and accepts only 0 and the default.
         form: "deepseek" (mHC) or "log".
         first: "rows" or "cols", the side normalised first; "cols" is the transpose of "rows".
-        backward: "exact", or "implicit": approximate, the gradient as if P were a fixed point, from P only.
-            Right where the iteration has converged, wrong by any amount elsewhere (docs/sinkhorn.md).
-            `Implicit(system=..., solver=...)` names the equations and how they are solved.
-        implementation: "auto" takes the Helion kernels on a GPU, but for float64, smaller rectangular
-            matrices with a large eps, and matrices beyond 128 or with marginals whose lines of the side that
-            is normalised first are shorter than 32; vectorised PyTorch elsewhere.  "helion" and "pytorch"
-            ask for one of them.
-        out_dtype: of the result, default that of the logits.
-        temperature: what the logits are divided by, a float from 1e-37 to 1e37.  It and what follows are for
-            the log form, with the exact gradient.
-        log_row_marginals: logarithms of what the rows sum to, a floating-point tensor that broadcasts to
-            (..., n); -inf for nothing.  A share below e^-80 of the sum (e^-600 in float64) is nothing too,
-            and such lines do not belong to the matrix.  They have gradients.  With marginals of only one side
-            the other one shares the same sum equally; on a GPU nothing asks whether two of them sum to the
-            same.
-        log_col_marginals: the same of the columns, (..., m).
-        row_lengths: how many rows each matrix has, the first ones: an integer tensor that broadcasts to the
-            leading shape, from 1 to n.  P and dX are 0 outside.
-        col_lengths: how many columns.
-        group: a torch.distributed.ProcessGroup whose ranks each have some rows of every matrix, at least one,
-            and all columns.  Marginals are of these rows and of all columns, both or none.  A DTensor of
-            matrices beyond 128 whose rows or columns are sharded needs none.  The loss is the sum of the
-            ranks' losses.  In PyTorch, with the exact gradient.
+        backward: "exact", or "implicit": an approximate gradient, computed from P only as if P were a fixed
+            point.  It is right where the iteration has converged, and may be wrong by any amount elsewhere
+            (docs/sinkhorn.md).  `Implicit(system=..., solver=...)` chooses the equations and the solver.
+        implementation: "auto" takes the Helion kernels on a GPU and vectorised PyTorch elsewhere.  It also
+            takes PyTorch for float64, for smaller rectangular matrices with a large eps, and, beyond 128 rows
+            or columns or with marginals, where the lines normalised first are shorter than 32.  "helion" and
+            "pytorch" ask for one of them.
+        out_dtype: the dtype of the result, by default that of the logits.
+        temperature: the logits are divided by it, a float from 1e-37 to 1e37.  This option and those below
+            are for the log form with the exact gradient.
+        log_row_marginals: logarithms of the sums of the rows, a floating-point tensor that broadcasts to
+            (..., n); -inf is a sum of 0.  A share below e^-80 of the total (e^-600 in float64) counts as 0
+            too, and lines with sum 0 do not belong to the matrix.  Marginals have gradients.  If only one
+            side has marginals, the lines of the other side share the same total equally.  If both have, a
+            call on a GPU does not check that their totals agree.
+        log_col_marginals: the same for the columns, (..., m).
+        row_lengths: how many rows each matrix has, counted from the first: an integer tensor that broadcasts
+            to the leading shape, from 1 to n.  P and dX are 0 in the other rows.
+        col_lengths: how many columns each matrix has, in the same way.
+        group: a torch.distributed.ProcessGroup whose ranks each have at least one row of every matrix, and
+            all columns.  Pass marginals of these rows and of all columns, or none.  A DTensor of matrices
+            beyond 128 whose rows or columns are sharded needs no group.  The loss is the sum of the ranks'
+            losses.  Such calls are computed in PyTorch, with the exact gradient.
 
     Returns:
         P (..., n, m), non-negative.  Columns (rows for first="cols") sum to one up to eps, or to their
@@ -105,16 +105,16 @@ def sinkhorn(
 
     Numerical policy: all arithmetic in float32 (float64 for float64 logits) whatever the input or autocast;
         one rounding to out_dtype at the end.  Bitwise reproducible, and a matrix's result does not depend
-        on the batch around it under one config.  NaN or +inf, a fully masked row, and in the log form a
-        fully masked column make their own matrix NaN and no other.
+        on the batch around it under one config.  A NaN or +inf, a fully masked row, and in the log form a
+        fully masked column make their own matrix NaN and no other matrix.
 
     Raises:
         TypeError: logits is no floating-point tensor, n_iters no integer, out_dtype no floating dtype.
         ValueError: fewer than two dimensions, n_iters out of range, eps not usable, an unknown option, a rank
             without rows.
-        NotImplementedError: implementation="helion" on a CPU, in float64, for lines shorter than 32 or a
-            single one of matrices beyond 128 rows or columns or with marginals, and for others where
-            n_iters * eps times the ratio of the sides is 14 or more (docs/dev/math.md); double backward.
+        NotImplementedError: implementation="helion" on a CPU or in float64; beyond 128 rows or columns or
+            with marginals, for lines shorter than 32 or a single line; otherwise where n_iters * eps times
+            the ratio of the sides is 14 or more (docs/dev/math.md); double backward.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, with
         the eps of DeepSeek's kernels; Sinkhorn and Knopp, Pacific J. Math. 21 (1967); adjoint:
@@ -123,7 +123,7 @@ def sinkhorn(
     n_iters = as_int(n_iters)
     of = NO_OPTIONS
     given = log_row_marginals, log_col_marginals, row_lengths, col_lengths
-    # a type first: a tensor of several does not compare, and True == 1
+    # the type comes first: a tensor of several entries cannot be compared, and True == 1
     plain = type(temperature) in (int, float) and temperature == 1.0
     if not plain or any([t is not None for t in given]):
         of = Transport(temperature, *given)
@@ -161,16 +161,16 @@ def sinkhorn(
 NO_OPTIONS = Transport()
 MOST_ACCEPTED = 4096
 _accepted: dict[Hashable, str] = {}
-"""Argument sets that passed `_check`, and which implementation computes them."""
+"""Argument sets that passed `_check`, and the implementation that computes them."""
 
 
 def served_by(logits, n_iters, eps, form, first, backward, implementation, out_dtype, marginals=False) -> str:
-    """What `_resolve` answers, after the checks: once for arguments alike in all that these look at."""
+    """The implementation that `_resolve` returns after the checks; kept for arguments that check alike."""
     arguments = logits, n_iters, eps, form, first, backward, out_dtype
     key = None
     plain = type(logits) in (torch.Tensor, torch.nn.Parameter) and not logits.is_nested
     if plain and not torch.compiler.is_compiling():
-        # the types too: 20 == 20.0 and 1 == True
+        # the key has the types too, since 20 == 20.0 and 1 == True
         key = (
             logits.layout, logits.dtype, logits.shape[-2:], logits.is_cuda, type(n_iters), type(eps),
             *arguments[1:], implementation, marginals,
@@ -179,7 +179,7 @@ def served_by(logits, n_iters, eps, form, first, backward, implementation, out_d
             return _accepted[key]
         except KeyError:
             pass
-        except TypeError:  # something unhashable, which _check will name
+        except TypeError:  # an argument is unhashable; _check will name it
             key = None
     implementation = check_implementation(implementation)
     _check(*arguments)
@@ -208,13 +208,13 @@ def _check(logits, n_iters, eps, form, first, backward, out_dtype) -> None:
 
 
 def check_options(n_iters, eps, form, first, backward, out_dtype) -> None:
-    """What `sinkhorn` checks of its arguments without the logits."""
+    """Check the arguments of `sinkhorn` other than the logits."""
     check_int("n_iters", n_iters, 0, MOST_ITERS)
     check_eps(eps)
     check_option("form", form, FORMS)
     if form == "log" and eps not in (0, DEFAULT_EPS):
         raise ValueError(
-            f"eps is {float(eps)} with form='log', which has none; leave it out, or pass form='deepseek'"
+            f"eps is {float(eps)} with form='log', which has no eps; leave it out, or pass form='deepseek'"
         )
     check_option("first", first, FIRSTS)
     if not isinstance(backward, Implicit):
@@ -226,7 +226,7 @@ def check_options(n_iters, eps, form, first, backward, out_dtype) -> None:
 def check_eps(eps) -> None:
     """Raise TypeError or ValueError unless eps is a number that the iterations take."""
     check_number("eps", eps, EPS_ACCEPTED)
-    # beyond 1 it outweighs every entry, and q grows by it with each iteration until float32 overflows
+    # an eps beyond 1 outweighs every entry, and q grows with each iteration until float32 overflows
     if not (eps == 0 or SMALLEST_EPS <= eps <= 1):
         raise ValueError(f"eps is {float(eps)}; pass {EPS_ACCEPTED}")
 
@@ -242,8 +242,8 @@ def _check_shape(options: Implicit | None, logits: torch.Tensor) -> None:
     n, m = logits.shape[-2:]
     if options is not None and options.system != "corrected" and n != m:
         raise ValueError(
-            f"Implicit(system={options.system!r}) takes every row and column sum for one, which a matrix of "
-            f"{n} x {m} cannot have; use system='corrected'"
+            f"Implicit(system={options.system!r}) assumes that all rows and columns sum to one, and in a "
+            f"matrix of {n} x {m} they cannot; use system='corrected'"
         )
 
 
@@ -258,7 +258,7 @@ def _resolve(implementation: str, logits: torch.Tensor, n_iters: int, eps: float
             f"{n_iters} iterations with eps={float(eps)} on {n} x {m} leave the range of the kernels' float32"
         )
 
-    # sizes are compared only where it matters: a compiled or exported program is then for those alike in it
+    # sizes are compared only where they matter, since a compiled or exported program is specialised by it
     may_drift = logits.is_cuda and n_iters * eps * KERNEL_LARGEST >= MOST_DRIFT
     is_beyond = max(n, m) > KERNEL_LARGEST or (may_drift and drifts(n, m, eps, n_iters))
     return implementation_for(implementation, "logits", logits, beyond if is_beyond else None)

@@ -1,4 +1,4 @@
-"""Matrices whose rows, or whose columns, ranks share: a process group's, or those of a DTensor."""
+"""Matrices whose rows or columns are shared out among ranks, of a process group or of a DTensor."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ OTHER = {"rows": "cols", "cols": "rows"}
 
 
 class Shared(NamedTuple):
-    """A part of the rows of matrices, or of the columns, turned: then `first` is the other side."""
+    """A rank's part of the rows of matrices; if of the columns, all is transposed, `first` included."""
 
     part: torch.Tensor
     first: str
     groups: list[str]
     lines: int
-    """How many of them all ranks have."""
+    """The number of lines that all ranks have together."""
     turned: bool
     like: Any
-    """The DTensor, or None."""
+    """The DTensor that the part comes from, or None."""
 
     def whole(self, p: torch.Tensor) -> torch.Tensor:
-        """P as the logits were given."""
+        """P in the form in which the logits were given."""
         p = p.mT if self.turned else p
         if self.like is None:
             return p
         from torch.distributed.tensor import DTensor
 
         x = self.like
-        # p is contiguous as the whole is, or turned and made so
+        # like the whole, p is contiguous; if it is transposed, it is made so
         p, stride = p.contiguous(), torch.empty(x.shape, device="meta").stride()
         return DTensor.from_local(
             p, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=stride
@@ -45,7 +45,7 @@ class Shared(NamedTuple):
 def shared(
     logits: torch.Tensor, group: Any, first: str, implementation: str, backward: object, of: Transport
 ) -> Shared | None:
-    """What this rank has of matrices of which no rank has all rows or columns; None of whole ones.
+    """This rank's part of matrices of which no rank has all rows or columns; None if they are whole.
 
     Raises:
         TypeError: group is no process group.
@@ -60,11 +60,11 @@ def shared(
         return None
     if helion:
         raise NotImplementedError(
-            "implementation='helion': the kernels have whole lines of both sides; use implementation='auto', "
-            "which takes PyTorch where ranks share the rows"
+            "implementation='helion': the kernels need whole matrices; use implementation='auto', which "
+            "takes PyTorch where ranks share the rows"
         )
     if backward != "exact":
-        raise ValueError("backward='implicit' takes whole matrices; leave out group, or pass 'exact'")
+        raise ValueError("backward='implicit' needs whole matrices; leave out group, or pass 'exact'")
     of.check_shared()
     if not isinstance(found.part, torch.Tensor) or found.part.dim() < 2:
         return found
@@ -74,14 +74,14 @@ def shared(
     lines, without = counts.tolist()
     if without:
         raise ValueError(
-            f"{without} of the ranks have no {'columns' if found.turned else 'rows'}; each must have one at "
-            "least: shard over fewer ranks"
+            f"{without} of the ranks have no {'columns' if found.turned else 'rows'}; each must have at "
+            "least one: shard over fewer ranks"
         )
     return found._replace(lines=lines)
 
 
 def _placed(logits: torch.Tensor, group: Any, first: str, exact: bool) -> Shared | None:
-    """A part, without asking the other ranks."""
+    """This rank's part, found without asking the other ranks."""
     if may_be_distributed(logits):
         from torch.distributed.tensor import DTensor
 
@@ -96,7 +96,10 @@ def _placed(logits: torch.Tensor, group: Any, first: str, exact: bool) -> Shared
 
 
 def _of_dtensor(logits: Any, group: Any, first: str, exact: bool) -> Shared | None:
-    """None where DTensor gathers the matrices: small ones cost less so, and some calls need all of them."""
+    """This rank's part of a DTensor; None if DTensor gathers the matrices.
+
+    Small matrices cost less gathered, and some calls need whole matrices.
+    """
     if group is not None:
         raise ValueError("logits is a DTensor, whose mesh says which ranks have its rows; leave out group")
     rows = logits.dim() - 2

@@ -1,8 +1,8 @@
 """Sinkhorn-Knopp in vectorised PyTorch: forward and exact backward from the logits only.
 
-What a CPU runs, and a GPU for float64 or matrices beyond the kernels' range.  Same scaling
-form as the kernels (docs/dev/math.md).  Tensors are (n, m, C) with C matrices, as many as stay in cache.
-With few matrices an operation costs no more than its call, so there are as few as possible.
+This is what a CPU runs, and a GPU for float64 or matrices beyond the kernels' range.  It has the scaling form
+of the kernels (docs/dev/math.md).  Tensors are (n, m, C) with C matrices, as many as stay in cache.  With few
+matrices the calls of operations take most of the time, so the operations are as few as possible.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from helion_sinkhorn.runtime.binade import binade
 from helion_sinkhorn.runtime.pieces import computing
 
 LARGEST_START = 40.0
-"""Cap on log q_0: a column e^-40 below the maxima of its rows does not show in their sums."""
+"""Cap on log q_0: a column that is e^-40 below the maxima of its rows does not change their sums."""
 
 
 @functools.cache
 def settle_exp() -> None:
-    """Spend the first multi-threaded fp32 exp of the process: it can be wrong by 1.5e-4 (pytorch #188792).
+    """Run the first multi-threaded fp32 exp of the process, which may be wrong by 1.5e-4 (pytorch #188792).
 
-    Forked children go on with one thread: the pool that exp begins, of 128 entries too, is not there after a
-    fork, and the first multi-threaded operation would wait for it without end.
+    Forked children continue with one thread.  The thread pool that exp starts, even for 128 entries, does not
+    exist after a fork, and the first multi-threaded operation would wait for it forever.
     """
     torch.zeros(1 << 17).exp()
     if hasattr(os, "register_at_fork"):
@@ -117,10 +117,10 @@ class _Slice:
         return self.a.div_(p).div_(q)
 
     def gradient(self, dy: torch.Tensor) -> torch.Tensor:
-        """dX by projections (docs/dev/math.md, Adjoint): each half-step takes back the line sums of A * dA.
+        """dX by projections (docs/dev/math.md, Adjoint): each half-step subtracts the line sums of A * dA.
 
-        That of the last half-step is as large as dY, and so is what rounding leaves of it: without eps it is
-        taken back twice, since a gradient may be a thousandth of dY.
+        The line sums of the last half-step are as large as dY, and their rounding errors may exceed a
+        gradient of a thousandth of dY.  So without eps they are subtracted twice.
         """
         z, sums, q_0 = self.z, self.sums, self.q
         history: list = []
@@ -135,10 +135,10 @@ class _Slice:
         lines = [s[0], s[1].squeeze(1)]
 
         def take_back(axis: int, own: torch.Tensor, other: torch.Tensor) -> None:
-            """The gradient before a half-step that made the lines along `axis` sum to a constant, in place.
+            """Make the gradient before a half-step that normalised the lines along `axis`, in place.
 
-            With D = A * dA and s its sums along these lines over their own p or q (times rho for rows),
-            dA <- dA - s / the other.
+            With D = A * dA and s the sums of these lines divided by their p or q (times rho for rows),
+            dA <- dA - s / (q or p of the other side).
             """
             total = sums.total(axis, da) if of_log else sums.of_products(axis, a, da)
             torch.div(total, own, out=lines[axis])
@@ -163,7 +163,7 @@ class _Slice:
 
 
 def _slices(x: torch.Tensor, first: str) -> tuple[torch.Tensor, ...]:
-    """x as (lead, trail, C) with as many matrices as are worked on at a time."""
+    """x as slices (lead, trail, C), with the matrices that are worked on at a time."""
     x = x.reshape(-1, *x.shape[-2:]).permute((1, 2, 0) if first == "rows" else (2, 1, 0))
     return x.split(matrices_of_slice(x), -1)
 

@@ -1,4 +1,4 @@
-"""The Helion kernel body of the exact gradient for any number of iterations, scaling vectors in memory."""
+"""The Helion kernel body of the exact gradient for any number of iterations, with vectors in memory."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from helion_sinkhorn.runtime.device_math import joined
 
 
 def sums_of(n, m, how, rounded):
-    """`summation` with all products rounded, or none."""
+    """`summation` with all products rounded, or with none rounded."""
     return summation(n, m, how) | {"rounded": how if rounded else None}
 
 
 def block_places(tile):
-    """The scratch rows of the block that runs this."""
+    """The scratch rows of the running block."""
     block = hl.inline_triton("tl.program_id(0)", (), hl.full([], 0, dtype=torch.int32))
     return block * tile.block_size + hl.arange(tile.block_size)
 
 
 def keep(kept, place, t, w, shape):
-    """Keep a vector (tile, k) of step t; kept: the first of `kept_views`, of `shape` behind the steps."""
+    """Store a vector (tile, k) of step t in kept, the first of `kept_views`; its vectors have `shape`."""
     if len(shape) > 1:
         w = w.reshape(w.size(0), *shape)
     hl.store(kept, [place, t, *(slice(None) for _ in shape)], w)
 
 
 def of_line(sizes, lanes_first):
-    """What of a view's sizes or strides belongs to a kept vector: (K, G, R, C, w), or (k,)."""
+    """Those sizes or strides of a view that belong to a kept vector: (K, G, R, C, w), or (k,)."""
     if len(sizes) == 3 or not lanes_first:
         return sizes[2:]
     return sizes[4], sizes[5], sizes[2], sizes[1], sizes[6]
 
 
 def kept_part(kept, place, t, i, j, lanes_first):
-    """Entries (i, j) of each thread as (tile, R, C, w), as `loads.load_lanes` has it."""
+    """Entries (i, j) of each thread as (tile, R, C, w), in the layout of `loads.load_lanes`."""
     rest = [slice(None)] * 3
     if not lanes_first:
         return hl.load(kept, [place, t, i, j, *rest])
@@ -60,9 +60,7 @@ def kept_part(kept, place, t, i, j, lanes_first):
 
 
 def kept_line(kept, shape, place, t, tile, lanes_first):
-    """The vector of step t as each thread reads it; kept: the second of `kept_views`, of `shape` behind the
-    steps.
-    """
+    """The vector of step t as each thread reads it; kept: the second of `kept_views`, vectors of `shape`."""
     if len(shape) == 1:
         return hl.load(kept, [place, t, slice(None)])
     k, g, *lanes, w = shape
@@ -77,8 +75,9 @@ def kept_line(kept, shape, place, t, tile, lanes_first):
 
 
 def over_lines(line, shape, axis, x_shape, tile, n, m):
-    """A `kept_line` with one entry for each index of `axis`, spread over the block (tile, n, m) where each
-    thread has read its own; else as it is.
+    """A `kept_line` with one entry for each index of `axis`, spread over the block (tile, n, m).
+
+    It is only spread where each thread has read its own entries, and otherwise returned as it is.
     """
     if len(shape) == 1:
         return line
@@ -97,7 +96,7 @@ def over_lines(line, shape, axis, x_shape, tile, n, m):
 
 
 def kept_lines(kept, shape, place, t, axis, lanes_first, block):
-    """`kept_line` of step t with `over_lines`; block: what the latter takes behind the axis."""
+    """`kept_line` of step t with `over_lines`; `block` holds the arguments of the latter after the axis."""
     return over_lines(kept_line(kept, shape, place, t, block[1], lanes_first), shape, axis, *block)
 
 
@@ -113,17 +112,17 @@ def sinkhorn_backward_history(
     logs_q: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """dX of the iterations run, for any number of them: u_t and v_t pass through memory.
+    """Write dX of the iterations as run, for any number of them: u_t and v_t pass through memory.
 
-    us (places, steps, |lead|) and vs (places, steps, |trail|) are scratch, small enough to stay in L2, as
-    `kept_views` has it for writing, and us_read and vs_read for reading.  A persistent block has places of
-    its own and uses them again for each of its tiles; otherwise every matrix of the launch has one.  logs_p
-    (places, restarts, |lead|) and logs_q (places, restarts, |trail|) hold what every restart of the log form
-    took out of u and v.
+    us (places, steps, |lead|) and vs (places, steps, |trail|) are scratch, small enough to stay in L2; they
+    are the views of `kept_views` for writing, and us_read and vs_read those for reading.  A persistent block
+    has its own places and uses them again for each of its tiles; otherwise every matrix of the launch has a
+    place.  logs_p (places, restarts, |lead|) and logs_q (places, restarts, |trail|) hold the logarithms that
+    each restart of the log form moved out of u and v.
 
-    rounded: whether products are rounded before they are summed.  Whichever thread stores a sum, its bits
-    must be the same; of a thread with one entry of a line the compiler fuses the last sum with its own
-    product.
+    rounded: whether products are rounded before they are summed.  A sum must have the same bits in whichever
+    thread stores it, but in a thread with one entry of a line the compiler fuses the last sum with that
+    thread's product.
 
     ordered: see `in_order`; lanes_first: see `loads.load_lanes`."""
     n, m, n_iters, eps, deepseek, lead_axis, segment, how, rounded, ordered, persistent, lanes_first = facts
@@ -134,7 +133,7 @@ def sinkhorn_backward_history(
     of_u, of_v = hl.specialize((
         of_line(us_read.shape, lanes_first), of_line(vs_read.shape, lanes_first)
     ))  # fmt: skip
-    # not the strides of places and steps: with constants LLVM counts offsets down below 0 on AMD
+    # the strides of places and steps stay variables: as constants they make LLVM count offsets below 0 on AMD
     hl.specialize((of_line(us_read.stride(), lanes_first), of_line(vs_read.stride(), lanes_first)))
     hl.specialize((us.stride()[2:], vs.stride()[2:], logs_p.size(2), logs_q.size(2)))
     own = len(of_u) > 1
@@ -152,7 +151,7 @@ def sinkhorn_backward_history(
         place = block_places(tile) if persistent else tile
         block = x_shape, tile.block_size, n, m
         if own and persistent:
-            # the threads that read the last tile's vectors have them
+            # wait until all threads have read the vectors of the last tile
             hl.inline_triton("tl.debug_barrier()", (), None)
         a, p, q = start(read(logits, x_shape, tile, n, m, lanes_first), n, m, eps, deepseek, lead_axis, how)
         u = reciprocals(p, lead, how, False)
@@ -195,10 +194,10 @@ def sinkhorn_backward_history(
                 * spread(v, trail_axis)
             )
         if not deepseek:
-            # once more than iterations ask: see last_iterations
+            # once more than the iterations require, see last_iterations
             da = project_trail(a, da, u, v, lead_axis, sums, restarts > 0)
         if own and how != "full":
-            # threads read what others of the block have kept
+            # threads read what other threads of the block have stored
             hl.inline_triton("tl.debug_barrier()", (), None)
         v_t = (
             kept_line(vs_read, of_v, place, steps - 1, tile.block_size, lanes_first)
@@ -221,7 +220,7 @@ def sinkhorn_backward_history(
                 u_line = kept_lines(us_read, of_u, place, begin, lead_axis, lanes_first, block)
                 v_line = over_lines(v_t, of_v, trail_axis, *block)
                 da = project(a, da, u_line, v_line, torch.ones_like(v), rho, lead_axis, by_step, True)
-                # D passes a restart unchanged
+                # a restart leaves D unchanged
                 v_t = kept_line(vs_read, of_v, place, begin - 1, tile.block_size, lanes_first)
         a, p, q = start(read(logits, x_shape, tile, n, m, lanes_first), n, m, eps, deepseek, lead_axis, how)
         v_0 = reciprocals(q, trail, how, False)

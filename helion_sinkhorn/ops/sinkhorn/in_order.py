@@ -1,11 +1,11 @@
-"""Sums of the entries that a thread holds of a line, one after the other, and loads whose columns suit them.
+"""Sums of a thread's entries of a line, added one after another, and loads whose columns suit them.
 
-`iteration.total` may leave the order of a sum to Triton: one product after the other up to 3.7, a tree from
-3.8 on.  In order every product but the first fuses with the sum before it, in a tree every second one.
-An 8 x 8 matrix in one thread then takes 3718 instructions forward instead of 4495, and a 4 x 4 matrix 1182
-instead of 1320 (sm_90, Triton 3.9, T = 20).  To the compilers such a sum is many small operations: a gradient
-of a matrix in one thread has some 80 sums in a row and would take 16 s to compile instead of 6.  It takes
-running sums instead, which need the columns numbered as `read_in_parts` numbers them.
+`iteration.total` may leave the order of a sum to Triton, which adds one product after another up to 3.7, and
+in a tree from 3.8 on.  In order, every product but the first is fused with the sum before it; in a tree,
+every second one.  In order the forward of an 8 x 8 matrix in one thread takes 3718 instructions instead of
+4495, and of a 4 x 4 matrix 1182 instead of 1320 (sm_90, Triton 3.9, T = 20).  For the compilers such a sum is
+many small operations: the gradient of a matrix in one thread has about 80 sums, and would take 16 s to
+compile instead of 6.  It takes running sums instead, which need columns numbered as in `read_in_parts`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from helion_sinkhorn.runtime.device_math import joined
 
 
 def read_in_parts(x, shape, tile, n, m, ordered, lanes_first=False, **how):
-    """`loads.read`; ordered: of matrices that each lie in one thread, with entry e of part k as column
-    e * parts + k.
+    """`loads.read`; if ordered, a matrix lies in one thread, and entry e of part k is column e * parts + k.
 
-    A thread numbers the entries of a vector load last, and before them what is joined to them.  A blocked
-    layout of Triton numbers them alike where the parts of a row are joined first and columns numbered so.
-    No result depends on their order, and `stored_in_parts` has them as in memory again.
+    A thread numbers the entries of a vector load last, and before them the parts that are joined.  A blocked
+    layout of Triton has the same numbering if the parts of a row are joined first and columns are numbered in
+    this way.  No result depends on their order, and `stored_in_parts` restores the order in memory.
     """
     if not ordered:
         return read(x, shape, tile, n, m, lanes_first, **how)
@@ -41,7 +40,7 @@ def read_in_parts(x, shape, tile, n, m, ordered, lanes_first=False, **how):
 
 
 def stored_in_parts(y, shape, ordered):
-    """y (tile, n, m) with columns as in memory, from those of `read_in_parts`."""
+    """y (tile, n, m) with the columns of `read_in_parts` in their order in memory."""
     tile, n, m = y.shape
     if not ordered or shape[1] == 1:
         return y
@@ -49,7 +48,7 @@ def stored_in_parts(y, shape, ordered):
 
 
 def addends(x):
-    """x[.., 0], x[.., 1], .. of a last axis that every thread holds whole."""
+    """The list x[.., 0], x[.., 1], ..; every thread holds the whole last axis."""
     size = x.size(-1)
     if size == 1:
         return [x.squeeze(-1)]
@@ -58,9 +57,9 @@ def addends(x):
 
 
 def held_last(x, axis, lanes):
-    """x (tile, n, m) as (.., C, entries) or (.., R, entries): a thread's entries of a line along `axis` last.
+    """x (tile, n, m) as (.., C, entries) or (.., R, entries), with a thread's entries of a line as last axis.
 
-    lanes: (R, C, w) of a view for `loads.read`.
+    Lines run along `axis`; lanes are (R, C, w) of a view for `loads.read`.
     """
     row_lanes, column_lanes, w = lanes
     tile, n, m = x.shape
@@ -75,8 +74,9 @@ def held_last(x, axis, lanes):
 
 
 def sum_of_thread(x, axis, lanes):
-    """Each thread's sums along `axis` of x (tile, n, m), in its place the threads of a line, or nothing if it
-    is one; lanes: see `held_last`.
+    """Each thread's sums along `axis` of x (tile, n, m); see `held_last` for lanes.
+
+    The axis then counts the threads of a line, and is left out if a line has one thread.
     """
     first, *others = addends(held_last(x, axis, lanes))
     for entry in others:
@@ -87,7 +87,7 @@ def sum_of_thread(x, axis, lanes):
 def one_of_data(w):
     """1 for each entry of w, computed from it; NaN where w is NaN or infinite.
 
-    A constant has no place among the threads.  Under Triton 3.9 a loop that begins with one gives the vector
-    another layout than the matrix has: each step then computes its sums twice, and exchanges them.
+    A constant has no layout.  Under Triton 3.9 a loop that begins with a constant gives the vector another
+    layout than the matrix has, and each step then computes its sums twice and exchanges them.
     """
     return (w - w) + 1.0

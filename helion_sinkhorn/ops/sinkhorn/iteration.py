@@ -1,15 +1,15 @@
 """One Sinkhorn-Knopp iteration in a Helion kernel: blocks of matrices, their sums, the start and a restart.
 
-Every iterate is P = diag(u) A diag(v) with A fixed, so an iteration is two matvecs.  Kept
-are the *reciprocals* p = 1/u and q = 1/v, because eps enters them linearly (docs/dev/math.md):
+Every iterate is P = diag(u) A diag(v) with A fixed, so an iteration is two matvecs.  The kernels keep the
+*reciprocals* p = 1/u and q = 1/v, because eps enters them linearly (docs/dev/math.md):
 
     p_t = rho (A v_{t-1} + eps p_{t-1}),  u_t = 1 / p_t        lead half-step
     q_t = A' u_t + (eps / rho) q_{t-1},   v_t = 1 / q_t        trail half-step
 
-Lead is the side normalised first (rows; columns with lead_axis = 2), trail the other one,
-and rho = |lead| / |trail| keeps u and v from drifting when the matrix is rectangular.
-Axes of a (tile, n, m) block: 1 numbers its rows, 2 its columns.  A lead vector of
-lead_axis = 1 has one entry a row and is a sum over axis 2.
+Lead is the side normalised first (rows, or columns with lead_axis = 2), trail is the other side, and
+rho = |lead| / |trail| keeps u and v of a rectangular matrix from drifting.  Axis 1 of a (tile, n, m) block
+counts its rows, axis 2 its columns.  With lead_axis = 1 a lead vector has one entry for each row and is a sum
+over axis 2.
 
 The functions are plain; `helion_sinkhorn.runtime.kernel.build` decorates them with a fixed config.
 Helion runs the helpers as ordinary Python while it traces: their lists and loops unroll.
@@ -28,42 +28,42 @@ from helion_sinkhorn.runtime.space import power_of_two
 
 
 class Sums(TypedDict):
-    """How lines of a matrix are summed, and what becomes of the products in them.
+    """How lines of a matrix are summed, and how the products in them are rounded.
 
-    A dictionary, which is what Helion 1.5 makes of any class on its way into a helper.
+    It is a dictionary, since Helion 1.5 makes one of any object that it passes into a helper.
     """
 
     order: str
-    """ "helion" leaves out padding, and is all that a machine without Triton has.  "triton" takes the order
-    of the running version: from 3.8 on a tree.  "in order": one entry after another, by running sums."""
+    """ "helion" leaves out padding, and is the only order without Triton.  "triton" takes the order of the
+    running version, a tree from 3.8 on.  "in order" adds one entry after another, by running sums."""
     lanes: tuple[int, ...]
-    """(R, C, w) of a view for `loads.read` if a thread's entries of a line are first added in order
-    (`in_order.sum_of_thread`), or ()."""
+    """(R, C, w) of a view for `loads.read` if each thread first adds its entries of a line in order
+    (`in_order.sum_of_thread`), otherwise ()."""
     rounded: str | None
-    """How `product` rounds products that end in a sum; None lets them fuse with it."""
+    """How `product` rounds products that are added; None lets them fuse with their sum."""
     first: str | None
-    """In order: what of the first product is rounded, and of no other: the "product", or its second "factor"
-    where the first one is 1."""
+    """With sums in order only the first product is rounded, and this says what of it: the "product", or the
+    second "factor" where the first is 1."""
 
 
-# q_0 = exp(-column potential) is capped at 2^60: a column that far below the maxima of its
-# rows adds under one part in 2^60 to a row sum, and a product of two such q stays finite.
+# q_0 = exp(-column potential) is capped at 2^60: a column so far below the maxima of its rows adds less than
+# one part in 2^60 to a row sum, and a product of two such q stays finite.
 LOG2_MAX_Q0 = 60.0
 
 
 def bounded(x, most, *extents):
-    """x, which is at most `most` inside the matrix, kept finite outside it.
+    """x, which is at most `most` inside the matrix, kept finite outside of it.
 
-    Helion masks what it sums, but takes 0 * w for 0 there, whatever w is; so w must not be inf or NaN.
+    Helion masks what it sums, but assumes that 0 * w is 0 there for any w, so w must not be inf or NaN.
     """
     return x.clamp(max=most) if any(is_padded(k) for k in extents) else x
 
 
 def zero_beyond(w, k, how):
-    """w (tile, k), 0 in the padding behind its k entries; reference mode pads nothing.
+    """w (tile, k), 0 in the padding after its k entries; reference mode pads nothing.
 
-    The adjoint subtracts u (v * s)' from a gradient that is 0 in the padding.  Helion 1.5.0 goes on taking it
-    for 0 in a loop, and leaves out the mask of its sums: with any other u or v there they would be wrong.
+    The adjoint subtracts u (v * s)' from a gradient that is 0 in the padding.  Helion 1.5.0 assumes that it
+    stays 0 there in a loop, and leaves out the mask of its sums, which would be wrong with any other u or v.
     """
     if how == "full" or not is_padded(k):
         return w
@@ -71,9 +71,9 @@ def zero_beyond(w, k, how):
 
 
 def reciprocals(x, k, how, paired, rounded=None):
-    """1 / x for x (tile, k); `paired` takes 1/a and 1/b from one 1/(ab), three products for a reciprocal.
+    """1 / x for x (tile, k); `paired` computes 1/a and 1/b from one 1/(ab), by three products.
 
-    rounded: that of the sums which the reciprocals go to.
+    rounded: `Sums.rounded` of the sums that the reciprocals are used in.
     """
     if not paired or k == 1:
         return zero_beyond(reciprocal(x, how), k, how)
@@ -89,12 +89,12 @@ def spread(w, axis):
 
 
 def summation(n, m, how, ordered=False, lanes=()):
-    """The sums of matrices n x m; ordered: in order where no axis is padded; lanes: see `Sums`.
+    """The `Sums` of matrices n x m; with ordered they are in order if no axis is padded.
 
     Triton's trees fuse every second product of a matvec, sums in order all but the first.  Where Helion sums,
-    products are rounded: of two that are added the compiler fuses one, and in a padded matrix not the same
-    one everywhere.  Of 3 x 3, tokens 8 to 15 of a block had another last bit than 0 to 7, and 16 tokens
-    another than 17 (sm_90, Triton 3.6).
+    products are rounded: the compiler fuses one of two products that are added, and in a padded matrix not
+    everywhere the same one.  With 3 x 3, tokens 8 to 15 of a block had another last bit than 0 to 7, and 16
+    tokens had another than 17 (sm_90, Triton 3.6).
     """
     if how == "full" or is_padded(n) or is_padded(m):
         return Sums(order="helion", lanes=lanes, rounded=how, first=None)
@@ -102,17 +102,17 @@ def summation(n, m, how, ordered=False, lanes=()):
 
 
 def fixed_summation(n, m, how, whole, pivoted):
-    """`summation` in one order and without a choice of what fuses, so that every program has the same bits.
+    """`summation` with a fixed order and fixed fusions, so that every program has the same bits.
 
-    Of two products that are added LLVM fuses one, and from 3.8 on Triton's trees add products in pairs: a
-    token had other bits in programs of one warp than of two (sm_90, Triton 3.9).
+    LLVM fuses one of two products that are added, and from 3.8 on Triton's trees add products in pairs: a
+    token had other bits in programs of one warp than in programs of two (sm_90, Triton 3.9).
 
     whole: each matrix lies in one thread, loaded row by row.  pivoted: `pivot` has made the first factor of
     each sum 1.  Products whose sums cross threads are all rounded.
     """
     sums = summation(n, m, how)
     if how != "ptx" or sums["order"] == "helion":
-        # in order, a gradient of 4 x 4 would take 240 registers instead of 138 on gfx950
+        # with sums in order a gradient of 4 x 4 would take 240 registers instead of 138 (gfx950)
         return sums
     if not whole:
         return Sums(order="triton", lanes=(), rounded=how, first=None)
@@ -122,11 +122,11 @@ def fixed_summation(n, m, how, whole, pivoted):
 def total(x, axis, sums):
     """The sum of x (tile, n, m) over `axis`.
 
-    Helion would mask what lies beyond the batch too, entry by entry: a select for each product of a
-    matvec, and no fused multiply-add.  Those matrices are never stored, so whatever they sum to is no matter.
+    Helion would also mask the matrices beyond the batch, entry by entry, with a select for each product of a
+    matvec and no fused multiply-add.  Those matrices are never stored, so their sums do not matter.
 
-    In order, all entries of the axis must lie in one thread, numbered as a blocked layout of Triton numbers
-    them: others move to one first.
+    For sums in order all entries of the axis must lie in one thread, numbered as in a blocked layout of
+    Triton; otherwise they are moved to one thread first.
     """
     if sums["lanes"]:
         x = sum_of_thread(x, axis, sums["lanes"])
@@ -141,7 +141,7 @@ def total(x, axis, sums):
 
 
 def largest(x, axis, sums):
-    """The maximum of x (tile, n, m) over `axis`; a NaN need not win, it ends in a sum of its line."""
+    """The maximum of x (tile, n, m) over `axis`; a NaN may be ignored, since the sum of its line has it."""
     if sums["order"] == "helion":
         return x.amax(axis)
     like = hl.zeros([x.size(0), x.size(3 - axis)], dtype=torch.float32)
@@ -149,7 +149,7 @@ def largest(x, axis, sums):
 
 
 def product(x, y, rounded):
-    """x y elementwise; rounded: "ptx" or "gcn", by an instruction that no compiler fuses into a sum."""
+    """x y elementwise; with rounded "ptx" or "gcn", by an instruction that no compiler fuses into a sum."""
     if rounded == "ptx":
         asm, registers = "mul.rn.f32 $0, $1, $2;", "=f,f,f"
     elif rounded == "gcn":
@@ -163,18 +163,18 @@ def products(x, y, axis, sums):
     """x y elementwise, to be added up along `axis`."""
     if sums["first"] is None:
         return product(x, y, sums["rounded"])
-    # moved: LLVM would make y 1 of the choice, a product again
+    # moved, since LLVM would turn the choice into a product y 1 again
     alone = product(x, y, sums["rounded"]) if sums["first"] == "product" else moved(y, sums["rounded"])
     return torch.where(spread(is_first(x.size(axis)), axis), alone, x * y)
 
 
 def contract(a, w, axis, sums):
-    """The matvec that leaves one entry per index of `axis`; w has one per index of the other axis."""
+    """The matvec with one entry for each index of `axis`; w has one for each index of the other axis."""
     return total(products(a, spread(w, 3 - axis), 3 - axis, sums), 3 - axis, sums)
 
 
 def constant(value, a, axis):
-    """A vector of one value for every index of `axis`."""
+    """A vector with the same value for every index of `axis`."""
     return hl.full([a.size(0), a.size(axis)], value, dtype=torch.float32)
 
 
@@ -187,8 +187,10 @@ def softmax(x, n, m, axis, how):
 
 
 def balanced(x32, n, m, lead_axis, sums):
-    """(z, top): logits less potentials, so that the largest of every line is exp(0) = 1; top are those of the
-    trail."""
+    """(z, top): logits less potentials, so that the largest entry of every line is exp(0) = 1.
+
+    top are the potentials of the trail side.
+    """
     z = bounded(x32 - spread(largest(x32, 3 - lead_axis, sums), lead_axis), 0.0, n, m)
     top = largest(z, lead_axis, sums)
     return bounded(z - spread(top, 3 - lead_axis), 0.0, n, m), top
@@ -207,8 +209,7 @@ def start(x32, n, m, eps, deepseek, lead_axis, how):
 
 
 def restart(x32, n, m, log_p, log_q, lead_axis, how):
-    """A of the log form after u = 2^-log_p and v = 2^-log_q: they start again from 1, inside the range of
-    fp32."""
+    """A of the log form with u = 2^-log_p and v = 2^-log_q absorbed: both start again from 1."""
     z, _top = balanced(x32, n, m, lead_axis, summation(n, m, how))
     exponent = z * LOG2E - spread(log_p, lead_axis) - spread(log_q, 3 - lead_axis)
     return torch.exp2(bounded(exponent, 1.0, n, m))
@@ -220,15 +221,15 @@ def is_first(k):
 
 
 def first_of(w, is_line, axis, sums):
-    """The entry of w on the one line along `axis` that is_line names; -0 is neutral in a sum of floats."""
+    """The entry of w on the line along `axis` that is_line selects, by a sum; adding -0 changes no float."""
     return total(torch.where(is_line, w, -0.0), axis, sums)
 
 
 def pivot(a, p, q, lead, trail, lead_axis, how, sums):
-    """(a, p, q, c, r): A rescaled by c_i r_j to ones in its first row and column, p and q with it.
+    """(a, p, q, c, r): A rescaled by c_i r_j to ones in its first row and column, and p and q to match.
 
-    u A v and so the iterations stay what they are, and a matvec saves the products with those ones.
-    Constants to the adjoint: no result depends on them.
+    u A v, and so the iterations, do not change, and a matvec saves the products with those ones.  The adjoint
+    takes c and r for constants, since no result depends on them.
     """
     first_lead, first_trail = spread(is_first(lead), lead_axis), spread(is_first(trail), 3 - lead_axis)
     c = reciprocal(first_of(a, first_trail, 3 - lead_axis, sums), how)
@@ -240,12 +241,12 @@ def pivot(a, p, q, lead, trail, lead_axis, how, sums):
 
 
 def lead_size(n, m, lead_axis):
-    """Lines of the lead side; lead_size(m, n, ..) are those of the trail side."""
+    """The number of lines of the lead side; lead_size(m, n, ..) is that of the trail side."""
     return n if lead_axis == 1 else m
 
 
 def iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, sums):
-    """(p, q) one iteration later."""
+    """(p, q) after one more iteration."""
     rho = lead / trail
     v = reciprocals(q, trail, how, paired, sums["rounded"])
     p = rho * (contract(a, v, lead_axis, sums) + eps * p)

@@ -1,4 +1,4 @@
-"""The Helion kernel bodies of Sinkhorn-Knopp forward and its exact gradient, scaling vectors in registers.
+"""The Helion kernel bodies of Sinkhorn-Knopp and its exact gradient, with scaling vectors in registers.
 
 The functions are plain; `helion_sinkhorn.runtime.kernel.build` decorates them with a fixed config.
 Helion runs the helpers as ordinary Python while it traces: their lists and loops unroll.
@@ -33,10 +33,10 @@ from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow
 
 
 def sinkhorn_forward(x: torch.Tensor, out: torch.Tensor, facts: hl.constexpr):
-    """P after `n_iters` iterations.  x is a view for `loads.read`, out (B, n, m) or (B, n m).
+    """Write P after `n_iters` iterations.  x is a view for `loads.read`, out (B, n, m) or (B, n m).
 
-    A flat result is stored through shared memory into full cache lines, where the entries that a thread
-    holds of a matrix would write parts of them.  ordered: see `in_order`; lanes_first: see
+    A flat result goes through shared memory and is stored in full cache lines; stored directly, a thread's
+    entries of a matrix would write parts of lines.  ordered: see `in_order`; lanes_first: see
     `loads.load_lanes`.
     """
     n, m, n_iters, eps, deepseek, lead_axis, segment, how, ordered, lanes_first, paired, pivoted = facts
@@ -62,7 +62,7 @@ def sinkhorn_forward(x: torch.Tensor, out: torch.Tensor, facts: hl.constexpr):
         if restarts > 0:
             log_p, log_q = torch.log2(p), torch.log2(q)
             for _restart in range(restarts):
-                # the logits again: kept, they would hold a matrix of registers through all iterations
+                # read again, since keeping the logits would take a matrix of registers in all iterations
                 x32 = read(logits, shape, tile, n, m, lanes_first)
                 a = restart(x32, n, m, log_p, log_q, lead_axis, how)
                 p = one_of_data(log_p) if ordered else torch.ones_like(p)
@@ -80,13 +80,15 @@ def sinkhorn_forward(x: torch.Tensor, out: torch.Tensor, facts: hl.constexpr):
 
 
 def sinkhorn_backward(x: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, facts: hl.constexpr):
-    """dX of the iterations run, their u_t and v_t in registers; views as in `sinkhorn_forward`.  ordered: see
-    `iteration.total`; views then as `views.in_parts` makes them.
+    """Write dX of the iterations as run, with u_t and v_t in registers; views are as in `sinkhorn_forward`.
 
-    `head` segments of `length` iterations are run forward, only (p, q) at their starts kept, and then what
-    is left before a restart of the log form; behind a restart come `tail` segments.  On the way back each
-    segment is replayed with its history in registers.  One copy of that code serves all segments on one side
-    of the restart but the last: unrolled over all iterations it takes much longer to compile."""
+    If ordered (see `iteration.total`), views are those of `views.in_parts`.
+
+    `head` segments of `length` iterations run forward, where only (p, q) at their starts are kept, and then
+    the iterations that are left before a restart of the log form; after a restart come `tail` segments.  On
+    the way back each segment is replayed with its history in registers.  One copy of that code runs all
+    segments on one side of the restart but the last, since unrolled code takes much longer to compile.
+    """
     (
         n, m, n_iters, eps, deepseek, lead_axis, length, head, tail, how, ordered, lanes_first,
         paired, pivoted, lean,
@@ -161,8 +163,8 @@ def sinkhorn_backward(x: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, facts
                 lead, trail, eps, lead_axis, how, paired, sums, lean, True,
             )  # fmt: skip
         else:
-            # twice not where the log form restarts: 4 % more code of 8 x 8 in one thread leaves the cache of
-            # instructions, 128 KiB, and takes 22 % longer on an H200
+            # not twice where the log form restarts: with 4 % more code an 8 x 8 matrix in one thread exceeds
+            # the instruction cache, 128 KiB, and takes 22 % longer on an H200
             da = last_iterations(
                 a, da, p_starts[head], q_starts[head], rest,
                 lead, trail, eps, lead_axis, how, paired, sums, lean, eps == 0.0,
@@ -178,10 +180,10 @@ def sinkhorn_backward(x: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, facts
         if deepseek:
             v = reciprocals(q_starts[0], trail, how, paired)
             if pivoted:
-                # p_0 = 1 before it
+                # p_0 = 1 before the pivot
                 da = da * spread(p_starts[0], lead_axis) * spread(r, trail_axis)
                 v = v * r
-            # anew: kept, the logits would hold a matrix of registers through all segments
+            # read again, since keeping the logits would take a matrix of registers in all segments
             x32 = read_in_parts(
                 logits, x_shape, tile, n, m, ordered, lanes_first, eviction_policy="evict_first"
             )

@@ -61,26 +61,26 @@ KERNELS = {
 }
 
 SCRATCH_BYTES = 64 << 20
-"""History of one launch of `sinkhorn_backward_history`: it should stay in the last-level cache."""
+"""The most bytes of history of one launch of `sinkhorn_backward_history`, to stay in the last-level cache."""
 
 
 @functools.lru_cache(maxsize=4096)
 def call_for(
     n: int, m: int, dtype: torch.dtype, n_iters: int, eps: float, form: str, first: str
 ) -> SinkhornCall:
-    """Without eps the deepseek form is the log form: softmax is its first row step."""
+    """What configs are chosen for; without eps the deepseek form counts as the log form, which it equals."""
     return SinkhornCall(
         form == "deepseek" and eps > 0, 1 if first == "rows" else 2, str(dtype)[6:], n, m, n_iters
     )
 
 
 def call_of(x: torch.Tensor, n_iters: int, eps: float, form: str, first: str) -> SinkhornCall:
-    """`call_for` a tensor."""
+    """`call_for` with the shape and dtype of a tensor."""
     return call_for(*x.shape[-2:], x.dtype, n_iters, eps, form, first)
 
 
 def backward_kernel(call: SinkhornCall) -> str:
-    """The kernel for a gradient: register history while iterations are few and matrices small.
+    """The kernel for a gradient: with the history in registers for few iterations of small matrices.
 
     On an H200 the history in memory is faster from 32 x 32 on, and from 16 x 16 where the log form restarts.
     """
@@ -91,15 +91,15 @@ def backward_kernel(call: SinkhornCall) -> str:
 
 
 def segment(call: SinkhornCall) -> int:
-    """Iterations between restarts; the deepseek form needs none, eps bounds u v."""
+    """Iterations between restarts; the deepseek form needs no restart, since eps bounds u v."""
     return call.n_iters if call.deepseek else segment_length(call.n, call.m)
 
 
 def segments(call: SinkhornCall, length: int) -> tuple[int, int, int]:
     """(length, head, tail): how `sinkhorn_backward` divides its iterations.
 
-    `head` segments of `length` iterations, the 1 to `length` left over, and where the log form has to restart
-    `tail` segments after the restart.
+    These are `head` segments of `length` iterations, then the 1 to `length` left over, and, where the log
+    form has to restart, `tail` segments after the restart.
     """
     most = segment(call)
     if call.steps <= most:
@@ -110,13 +110,13 @@ def segments(call: SinkhornCall, length: int) -> tuple[int, int, int]:
 
 
 def must_round(call: SinkhornCall, choice: Choice) -> bool:
-    """Whether a thread of the kernel with history holds one entry of a line, or an unknown number of them."""
+    """Whether a thread of the kernel with history holds one entry of a line, or an unknown number."""
     thread = thread_of(choice)
     return min(thread) == 1 if any(thread) else call.n * call.m < 1024
 
 
 def is_persistent(choice: Choice, how: str) -> bool:
-    """Whether blocks take tile after tile; what is interpreted has one tile."""
+    """Whether blocks take tile after tile; in the interpreter a block has one tile."""
     return how != "full" and dict(choice.config).get("pid_type", "flat") != "flat"
 
 
@@ -157,7 +157,7 @@ def forward(
 ) -> torch.Tensor:
     """P for logits x (..., n, m); the contract is api.sinkhorn's."""
     out = torch.empty_like(x, dtype=out_dtype, memory_format=torch.contiguous_format)
-    # looked for before anything is prepared for a launch: `launch` would cost a kept one 1.7 us more
+    # a kept launch is looked up before anything is prepared, which saves 1.7 us over `launch`
     key = x.shape, x.stride(), x.dtype, x.device, out_dtype, n_iters, eps, form, first, choice
     if launch_kept(key, x, out) or not x.numel():
         return out
@@ -213,23 +213,25 @@ def run_with_history(
     dx: torch.Tensor,
     own: tuple[Any, ...],
 ) -> None:
-    """One launch of persistent blocks; else one for each slice of the batch that fits into SCRATCH_BYTES."""
+    """One launch of persistent blocks, or one for each slice of the batch that fits into SCRATCH_BYTES."""
     lead, trail = (call.n, call.m) if call.lead_axis == 1 else (call.m, call.n)
     kept, restarts = history_steps(call)
     batch, by_lanes = x.size(0), lanes_first(call, chosen.choice)
     if is_persistent(chosen.choice, chosen.reciprocal):
         if batch == 1:
-            # Computed twice, to the same place.  For a batch of one Triton compiles a program of its own,
-            # without the loop over blocks, and LLVM fuses other products: 32 x 32 on sm_90, Triton 3.9
+            # The matrix is computed twice, to the same place.  For a batch of one Triton would compile
+            # another program without the loop over blocks, in which LLVM fuses other products (32 x 32 on
+            # sm_90, Triton 3.9)
             x, dy, dx = (t.expand(2, *t.shape[1:]) for t in (x, dy, dx))
         size, room = x.size(0), places(chosen.choice, chosen.device, x.device)
     else:
         floats = (kept + restarts) * (lead + trail)
         most = max(16, SCRATCH_BYTES // (4 * floats) // 16 * 16)
         size = min(batch, most)
-        # places are not the first axis there: for a size that follows the batch each would need a program
-        # Two for a batch of one, whose stand-in would share no memory between what is stored and what is read
-        # (`generated.stand_ins`): Helion would put no barrier between them, for any batch.
+        # By lanes, places are not the first axis, so their number is fixed: if it followed the batch, each
+        # batch would need a program.  Otherwise a batch of one gets two places: the stand-ins for one place
+        # (`generated.stand_ins`) would share no memory between stores and loads, and Helion would put no
+        # barrier between them, for any batch.
         room = most if by_lanes else max(size, 2)
     empty = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
     lines = (lead, call.lead_axis), (trail, 3 - call.lead_axis)
@@ -243,15 +245,15 @@ def run_with_history(
 
 
 def history_steps(call: SinkhornCall) -> tuple[int, int]:
-    """(vectors kept of the iterations, and of their restarts) for each side of a matrix."""
+    """(kept vectors of iterations, kept vectors of restarts) for each side of a matrix."""
     steps = max(call.steps, 1)
-    # a multiple of four: 16 divides the strides of lines of 4 and 8 too, and Triton loads 16 bytes at once
+    # a multiple of four, so that 16 divides the strides of lines of 4 and 8 too and Triton loads 16 bytes
     return (steps + 3) // 4 * 4, (steps - 1) // segment(call)
 
 
 @functools.lru_cache(maxsize=4096)
 def places(choice: Choice, device: Device, at: torch.device) -> int:
-    """Matrices that all persistent blocks hold at a time; a block has its own on each unit that is there."""
+    """The matrices that all persistent blocks hold at a time, over all compute units."""
     config, units = dict(choice.config), device.compute_units
     if at.type == "cuda":
         units = max(units, torch.cuda.get_device_properties(at).multi_processor_count)
@@ -259,10 +261,10 @@ def places(choice: Choice, device: Device, at: torch.device) -> int:
 
 
 def with_bounded_history(chosen: Chosen, call: SinkhornCall, at: torch.device) -> Chosen:
-    """The same config without persistent blocks where those would keep more than SCRATCH_BYTES.
+    """The config without persistent blocks where their history would exceed SCRATCH_BYTES.
 
-    They keep the history of all their places, whatever the batch, and a config that was tuned for 20
-    iterations serves every number of them: at 10,000, one matrix of 16 x 16 took 3.9 GB.
+    Persistent blocks keep the history of all their places for any batch, and a config that was tuned for 20
+    iterations is used for any number of them: with 10,000, one matrix of 16 x 16 took 3.9 GB.
     """
     if not is_persistent(chosen.choice, chosen.reciprocal):
         return chosen
@@ -280,7 +282,7 @@ def with_bounded_history(chosen: Chosen, call: SinkhornCall, at: torch.device) -
 
 
 def with_variant(choice: Choice, **values: object) -> Choice:
-    """The same choice with other values of some variants."""
+    """The choice with other values of some variants."""
     return dataclasses.replace(choice, variant=tuple(sorted({**dict(choice.variant), **values}.items())))
 
 

@@ -1,9 +1,9 @@
-"""Sums over rows and columns of (n, m, C), C matrices, in PyTorch: a matrix's bits are its own.
+"""Sums over rows and columns of C matrices (n, m, C) in PyTorch, with bits independent of other matrices.
 
-torch.sum takes the order of its additions from the shape of the whole tensor, but for lines that are
-contiguous, each of which it sums by itself.  So long lines are contiguous, for columns in a transposed copy.
-Short ones would cost a call of its inner loop each: matrices stand side by side, and sums are halves that are
-added.  Only n and m decide which of the two.
+In torch.sum the order of additions depends on the shape of the whole tensor, except for contiguous lines,
+each of which it sums by itself.  So long lines are contiguous, those of columns in a transposed copy.  Short
+lines would cost a call of its inner loop each, so there matrices lie side by side, and sums are added up by
+halves.  Only n and m decide between the two.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from helion_sinkhorn.runtime.pieces import halves
 LONG = 16
 """Entries from which on a line is summed by itself."""
 CACHE_BYTES = 1 << 19
-"""Float32 matrices in a slice of short lines: what is made of them stays in a core's cache."""
+"""Bytes of float32 matrices in a slice of short lines, so that their results stay in a core's cache."""
 CACHE_BYTES_OF_LONG = 1 << 18
-"""The same of long lines, which have a transposed copy and buffers for both."""
+"""Bytes in a slice of long lines, which also need a transposed copy and buffers for both."""
 LARGE = 2048
-"""Entries from which on a matrix's division costs more than one more call, which takes the reciprocals."""
+"""Entries of a matrix from which on a division costs more than one more call for reciprocals."""
 SIDE_BY_SIDE = 16
-"""Matrices from which on small ones stand side by side; of fewer the entries make the vectors."""
+"""Matrices from which on small ones lie side by side; fewer are vectorised over their entries."""
 
 
 def are_long(x: torch.Tensor) -> bool:
-    """Whether lines of x (n, m, C) are summed by themselves, which torch.sum does on a CPU only."""
+    """Whether each line of x (n, m, C) is summed by itself, which torch.sum does on a CPU only."""
     return x.dim() == 3 and min(x.size(0), x.size(1)) >= LONG and x.device.type == "cpu"
 
 
@@ -41,7 +41,7 @@ def matrices_of_slice(x: torch.Tensor) -> int:
 
 
 def laid_out(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x (n, m, C), in memory (C, n, m) where lines are long or matrices few, and else (n, m, C)."""
+    """x (n, m, C), stored as (C, n, m) where lines are long or matrices few, and otherwise as (n, m, C)."""
     if x.size(-1) < SIDE_BY_SIDE or are_long(x):
         return x.permute(2, 0, 1).to(dtype).contiguous().permute(1, 2, 0)
     return x.to(dtype).contiguous()
@@ -52,9 +52,9 @@ def _by_reciprocal(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> to
 
 
 class Sums:
-    """Sums of terms like x of `laid_out`, or like vectors of it, in one buffer whose views are made once.
+    """Sums of terms in the layout of `laid_out`, of matrices or vectors, in one buffer with views made once.
 
-    Each result is a view that the next one overwrites.
+    Each result is a view that the next result overwrites.
     """
 
     def __init__(self, like: torch.Tensor) -> None:
@@ -66,7 +66,7 @@ class Sums:
         self.quotient = _by_reciprocal if is_large else torch.div
 
     def turned(self, a: torch.Tensor, copy: bool = True) -> torch.Tensor:
-        """a as `over` has terms that are turned: contiguous columns if they are long."""
+        """a in the layout of transposed terms of `over`: with contiguous columns if they are long."""
         if not self._long:
             return a
         turned = a.new_empty(a.size(2), a.size(1), a.size(0)).permute(2, 1, 0)
@@ -75,9 +75,10 @@ class Sums:
     def over(
         self, axis: int, turned: bool = False
     ) -> tuple[torch.Tensor, tuple[Callable, ...], torch.Tensor]:
-        """(where the terms go, the calls that add them up over an axis, where their sums are then).
+        """(a view for the terms, the calls that add them up over an axis, a view of their sums).
 
-        A loop makes these calls itself: a function around them would cost it a tenth of small matrices' time.
+        A loop makes these calls itself, since a function around them would take a tenth of the time of small
+        matrices.
         """
         turned = turned and self._long
         if (axis, turned) not in self._over:
@@ -100,7 +101,7 @@ class Sums:
         return sums
 
     def total(self, axis: int, a: torch.Tensor, turned: bool = False) -> torch.Tensor:
-        """The sum of a, or of what `turned` made of it."""
+        """The sum of a, or of the result of `turned` for it."""
         terms, calls, sums = self.over(axis, turned)
         if self._long and (turned or axis):
             return torch.sum(a, axis, out=sums)

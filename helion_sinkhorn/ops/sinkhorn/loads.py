@@ -1,4 +1,4 @@
-"""Blocks of matrices, loaded so that it is known which thread holds what."""
+"""Loads of blocks of matrices that fix which thread holds which entries."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def of_fixed_size(x, n, m):
 
 
 def load_lanes(x, index, lanes_first, **how):
-    """x[index], which has the tile, as (tile, R, C, w), of a view (.., R, C, w).
+    """x[index] as (tile, R, C, w), where x is a view (.., R, C, w) and index has the tile.
 
-    lanes_first: of a view (C, R, .., w).  Threads are to lie along C first, then along R, then on the tile:
-    neighbours in a warp then load neighbours in memory.  Where axes are alike to it Triton takes the last one
-    first, and up to 3.6 the first one.  With the tile first 8 threads load 16 bytes from 8 matrices: on an
-    H200 loads and stores of 2^18 matrices of 16 x 16 kept the shuffles waiting, and a forward took 225 us
-    instead of 188.
+    With lanes_first x is a view (C, R, .., w).  Threads should lie along C first, then along R, then along
+    the tile, so that neighbours in a warp load neighbours in memory.  Triton lays threads along the last of
+    equal axes first, but up to 3.6 along the first one.  With the tile first, 8 threads load 16 bytes from 8
+    matrices: on an H200 loads and stores of 2^18 matrices of 16 x 16 delayed the shuffles, and a forward took
+    225 us instead of 188.
 
-    A kernel moves the axes itself: strides of a view that was moved before are no constants, and host code
-    that names a function of this package needs Helion (`runtime.standalone`).
+    The kernel moves the axes itself, since the strides of a view that was moved before are no constants, and
+    host code that names a function of this package needs Helion (`runtime.standalone`).
     """
     rest = [slice(None)] * 3
     if not lanes_first:
@@ -32,16 +32,16 @@ def load_lanes(x, index, lanes_first, **how):
 
 
 def read(x, shape, tile, n, m, lanes_first=False, rows=None, **how):
-    """Matrices (tile, n, m) in float32 from a view that `views.loaded` made; `shape` is its shape behind the
-    batch.
+    """Matrices (tile, n, m) in float32 from a view of `views.loaded`; `shape` is its shape after the batch.
 
-    A view (B, n, m) is one load, and the compiler decides which thread holds which entries: versions of
-    Triton differ there.  A view (B, i, k, R, C, w) is a load (tile, R, C, w) for each i and k.  The block has
-    as many of these entries as a warp has threads, w times, so each thread gets w neighbours under every
-    version, and `join` leaves them where they are: a thread holds i rows and k w columns of one matrix, and
-    sums cross R threads along columns and C along rows.
+    A view (B, n, m) is read by one load, and the compiler decides which thread holds which entries; versions
+    of Triton differ there.  A view (B, i, k, R, C, w) is read by a load (tile, R, C, w) for each i and k.
+    Such a load has w entries for each thread of a warp, so each thread gets w neighbours under every version,
+    and `join` leaves them where they are: a thread holds i rows and k w columns of one matrix, and sums cross
+    R threads along columns and C along rows.
 
-    lanes_first: see `load_lanes`.  rows: the places of the tile's matrices in the batch, if not the tile.
+    lanes_first: see `load_lanes`.  rows: the places of the tile's matrices in the batch, if they are not the
+    tile.
     how: the cache policy of the loads, as hl.load takes it.
     """
     at = tile if rows is None else rows

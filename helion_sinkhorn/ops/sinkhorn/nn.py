@@ -11,7 +11,7 @@ from helion_sinkhorn.runtime.torch_op import without_autocast
 
 
 class Sinkhorn(torch.nn.Module):
-    """P = sinkhorn(logits) with fixed options; arguments, policy and errors are as of `sinkhorn`."""
+    """P = sinkhorn(logits) with fixed options; arguments, policy and errors are those of `sinkhorn`."""
 
     def __init__(
         self,
@@ -40,16 +40,17 @@ class Sinkhorn(torch.nn.Module):
 
 
 class FusedMHC(torch.nn.Module):
-    """Drop-in for triton-sinkhorn's module of this name: log-domain Sinkhorn, rows first.
+    """Drop-in replacement for triton-sinkhorn's module of this name: log-domain Sinkhorn, rows first.
 
         P = exp of mhc_iters times (X -= logsumexp(X, -1); X -= logsumexp(X, -2))
 
     Args:
-        mhc_iters: iterations.
-    Numerical policy: autocast off inside, float32 arithmetic, one cast back to the input's dtype;
-        logits are clamped at -1e5 as there, so that a masked row stays finite.  Any leading shape.
+        mhc_iters: the number of iterations.
+    Numerical policy: autocast is off inside, arithmetic is in float32, with one cast back to the input's
+        dtype.  Logits are clamped at -1e5 as in triton-sinkhorn, so that a masked row stays finite.  Any
+        leading shape is accepted.
     Raises:
-        TypeError, ValueError: mhc_iters is no int from 0 to 2^20, or what `sinkhorn` refuses of the logits.
+        TypeError, ValueError: mhc_iters is no int from 0 to 2^20, or `sinkhorn` refuses the logits.
     Source: triton-sinkhorn, mhc/layer.py, FusedMHC.
     """
 
@@ -61,7 +62,7 @@ class FusedMHC(torch.nn.Module):
 
     def forward(self, logits: torch.Tensor) -> torch.Tensor:
         """(..., n, n) logits of any floating dtype to (..., n, n) P of that dtype."""
-        # before they become float32, which `sinkhorn` takes
+        # checked before they are converted to float32, which `sinkhorn` accepts
         check_tensor("logits", logits, "(..., n, n)")
         with without_autocast(logits):
             clamped = logits.float().clamp(min=self.CLAMP)
@@ -75,10 +76,10 @@ class SinkhornLaneMixer(torch.nn.Module):
     """Mix the lanes of x by a learned doubly stochastic matrix: out[..., o, d] = sum_i P[o, i] x[..., i, d].
 
     Args:
-        num_lanes: lanes, the size of the square matrix.
-        iters: Sinkhorn iterations.
-    Numerical policy: P and the product in float32 (on a GPU in TF32 where the process allows that for
-        torch.matmul), the result in the dtype of x.
+        num_lanes: the number of lanes, which is the size of the square matrix.
+        iters: the number of Sinkhorn iterations.
+    Numerical policy: P and the product are computed in float32 (on a GPU in TF32 where the process allows
+        that for torch.matmul), and the result has the dtype of x.
     Raises:
         TypeError: num_lanes or iters is no int, x_lanes no tensor of a floating dtype.
         ValueError: num_lanes is less than 1, iters out of range, or x_lanes has another shape.

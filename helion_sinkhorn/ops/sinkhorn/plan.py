@@ -16,7 +16,7 @@ from helion_sinkhorn.runtime.checks import as_int
 
 @dataclass(frozen=True)
 class Plan:
-    """What a call would use: implementation, device and, for kernels, their configs."""
+    """What a call would use: the implementation, the device and, for kernels, their configs."""
 
     implementation: str
     device: str

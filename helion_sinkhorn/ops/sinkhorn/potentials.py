@@ -1,4 +1,4 @@
-"""sinkhorn_potentials(...): the logarithms of u and v in place of P."""
+"""sinkhorn_potentials(...): the logarithms of u and v instead of P."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def sinkhorn_potentials(
     Args:
         logits: (..., n, m), as in `sinkhorn`.
         n_iters: T, at least 1.
-        first: "rows" or "cols", the side that moves first.
-        temperature: what the logits are divided by, a float from 1e-37 to 1e37.
-        log_row_marginals: logarithms of what the rows sum to, (..., n); see `sinkhorn`.
-        log_col_marginals: of what the columns sum to, (..., m).
-        row_lengths: how many rows each matrix has; f is -inf outside.
-        col_lengths: how many columns.
-        group: ranks that share the rows, as in `sinkhorn`; each has f of its rows, and all have g, whose
-            gradients on them are added up.
+        first: "rows" or "cols", the side whose step comes first.
+        temperature: the logits are divided by it, a float from 1e-37 to 1e37.
+        log_row_marginals: logarithms of the sums of the rows, (..., n); see `sinkhorn`.
+        log_col_marginals: logarithms of the sums of the columns, (..., m).
+        row_lengths: how many rows each matrix has; f is -inf in the others.
+        col_lengths: how many columns each matrix has; g is -inf in the others.
+        group: ranks that share the rows, as in `sinkhorn`.  Each rank gets f of its rows, and all get g,
+            whose gradients are added up over the ranks.
         implementation: as in `sinkhorn`.
 
     Returns:
         f (..., n) and g (..., m), float32, or float64 for float64 logits; -inf where a marginal is zero.
         Both have exact gradients.
 
-    Numerical policy, errors and source: as of `sinkhorn`.
+    Numerical policy, errors and source: as for `sinkhorn`.
     """
     n_iters = check_int("n_iters", n_iters, 1, MOST_ITERS)
     of = Transport(temperature, log_row_marginals, log_col_marginals, row_lengths, col_lengths)

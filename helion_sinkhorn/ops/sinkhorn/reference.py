@@ -27,14 +27,14 @@ def sinkhorn(
 
     Args:
         logits: (..., n, m), any floating dtype; all arithmetic is in that dtype.
-        n_iters: row and column steps, T in the papers.
+        n_iters: the number of row and column steps, T in the papers.
         eps: added to every denominator and once to the softmax ("deepseek" only).
         form: "deepseek" (mHC, arXiv 2512.24880, section 4.2, with the eps of DeepSeek's kernels) or "log"
             (log-domain Sinkhorn: Peyre and Cuturi, Computational Optimal Transport, section 4.4).
         first: "rows" or "cols", which side is normalised first.
-        temperature: what the logits are divided by ("log" only, and what follows).
+        temperature: the logits are divided by it; this option and those below are for "log" only.
         log_row_marginals, log_col_marginals: see `potentials`.
-        row_lengths, col_lengths: how many rows and columns of each matrix count; 0 outside.
+        row_lengths, col_lengths: how many rows and columns of each matrix count; P is 0 in the others.
     """
     given = log_row_marginals, log_col_marginals, row_lengths, col_lengths
     if any(t is not None for t in given):
@@ -74,13 +74,13 @@ def potentials(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """n_iters times f = log r - logsumexp(X + g, -1), g = log c - logsumexp(X + f, -2), from g = 0: (f, g).
 
-    A line without mass, or of -inf throughout, is none of the matrix: it has the potential 0 and shares none.
-    With marginals of only one side the other shares their sum equally; without any, lines of the second
-    have 1.
+    A line without mass, or with only -inf, does not belong to the matrix: its potential is 0, and it gets no
+    share.  If only one side has marginals, the lines of the other side share their sum equally; without any,
+    each line of the side normalised last has 1.
 
     Args:
-        x: (..., n, m) logits over the temperature.
-        log_row_marginals, log_col_marginals: what broadcasts to (..., n) and to (..., m).
+        x: (..., n, m), logits divided by the temperature.
+        log_row_marginals, log_col_marginals: tensors that broadcast to (..., n) and to (..., m).
         first: "cols" begins with g, from f = 0.
     """
     if first == "cols":
@@ -102,7 +102,7 @@ def potentials(
 
 
 def _with_mass(x: torch.Tensor, log_r: torch.Tensor | None, log_c: torch.Tensor | None) -> torch.Tensor:
-    """x, -inf in lines without mass."""
+    """x with -inf in lines without mass."""
     for logarithms, axis in ((log_r, -1), (log_c, -2)):
         if logarithms is not None:
             x = x.masked_fill((logarithms == -torch.inf).unsqueeze(axis), -torch.inf)
@@ -114,5 +114,5 @@ def _total(logarithms: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 
 
 def _finite(z: torch.Tensor, axis: int, counts: torch.Tensor) -> torch.Tensor:
-    """logsumexp, of lines that count."""
+    """logsumexp of the lines that count."""
     return z.masked_fill(~counts.unsqueeze(axis), 0.0).logsumexp(axis)

@@ -1,9 +1,9 @@
 """How long the scaling vectors u and v stay inside the range of a float before they must be absorbed.
 
-Between two half-steps a sum lies in [1/k, k] times its predecessor's normalised value, k the
-larger side of the matrix (docs/dev/math.md), so after s iterations u_i v_j is at most (n m)^s.
-A segment ends before that reaches the budget: entries of A below the smallest normal number,
-taken for zero, then change a result by less than 2^(budget - 126) in fp32.
+Between two half-steps a sum lies in [1/k, k] times its normalised value, where k is the larger side of the
+matrix (docs/dev/math.md), so after s iterations u_i v_j is at most (n m)^s.  A segment ends before that
+reaches the budget.  Entries of A below the smallest normal number count as zero, which then changes a result
+by less than 2^(budget - 126) in float32.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import math
 import torch
 
 EXPONENT_BUDGET = {torch.float32: 96, torch.float64: 900}
-# 1/a and 1/b from one 1/(ab): both below 2^60 keeps the product normal
+# 1/a and 1/b come from one 1/(ab), which stays normal if both are below 2^60
 PAIR_EXPONENT = 60
-# Powers of e by which eps may move q over all steps
+# The most powers of e by which eps may change q over all steps
 MOST_DRIFT = 14
-# Below this eps no longer bounds u v in the "deepseek" form (u v <= 1 / eps) well inside fp32
+# A smaller eps does not keep u v of the "deepseek" form (u v <= 1 / eps) well inside the range of float32
 SMALLEST_EPS = 1e-12
 
 
@@ -27,18 +27,19 @@ def segment_length(n: int, m: int, dtype: torch.dtype = torch.float32) -> int:
 
 
 def may_overflow(eps: float) -> bool:
-    """Whether u v may pass 2^22, so that products with an upstream gradient leave a float's range long before
-    the result does.  eps is 0 in the log form; in the other one u v <= 1 / eps.
+    """Whether u v may exceed 2^22: products with an upstream gradient then overflow long before the result.
+
+    eps is 0 in the log form; in the deepseek form u v <= 1 / eps.
     """
     return eps < 2.0**-22
 
 
 def rescaling(lead: int, trail: int, eps: float, steps: int) -> float:
-    """rho of the iteration: the factor per step that keeps u and v of a rectangular matrix in range.
+    """rho of the iteration: the factor for each step that keeps u and v of a rectangular matrix in range.
 
-    It is lead / trail without eps.  With that factor an eps moves q by up to 1 + eps k in each step, k the
-    ratio of the sides.  Where all steps together might move it out of range, rho is the growth at the fixed
-    point, eps included, with which nothing moves.
+    Without eps it is lead / trail.  With that factor an eps changes q by up to 1 + eps k in each step, where
+    k is the ratio of the sides.  Where all steps together might move q out of range, rho is the growth at the
+    fixed point with eps, so that q does not move.
     """
     if drifts(lead, trail, eps, steps):
         return (lead + eps * trail) / (trail + eps * lead)
@@ -59,13 +60,14 @@ def pairs_are_safe(n: int, m: int, steps: int, eps: float) -> bool:
 
 
 def pivot_is_safe(steps: int, eps: float) -> bool:
-    """Whether A may be rescaled to ones in a row and a column: entries at least eps, so at most eps^-2 apart.
+    """Whether A may be rescaled to ones in a row and a column.
 
-    u and v grow by as much, and two of them may share a division: eps^-4 stays normal.
+    Its entries are at least eps, so they differ by at most a factor eps^-2, and u and v grow by as much.  Two
+    of these may share a division, so eps^-4 has to stay normal.
     """
     return steps > 0 and eps >= 2.0 ** (-PAIR_EXPONENT / 2)
 
 
 def lean_is_safe(n: int, m: int, eps: float) -> bool:
-    """Whether each u may be computed again without its term in eps^2: it is then below float32's roundoff."""
+    """Whether each u may be computed again without its term in eps^2, which is below float32's roundoff."""
     return (eps * max(n / m, m / n)) ** 2 <= 2.0**-24

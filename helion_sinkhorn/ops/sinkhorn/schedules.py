@@ -9,7 +9,7 @@ PERSISTENT = "pid_type", "persistent_interleaved"
 
 
 def persistent(device: Device) -> tuple[Items, ...]:
-    """Blocks that take tile after tile, 16 or 32 of them on each compute unit; tried on NVIDIA."""
+    """Blocks that take tile after tile, 16 or 32 blocks on each compute unit; tried on NVIDIA."""
     return several(16, 32) if device.vendor == "nvidia" else ()
 
 
@@ -20,22 +20,21 @@ def few_blocks(warps: int, device: Device) -> tuple[Items, ...]:
 
 
 def several(*multipliers: int) -> tuple[Items, ...]:
-    """Persistent blocks, for each multiplier so many of them on a compute unit."""
+    """Persistent blocks; each multiplier is a number of them on a compute unit."""
     return tuple((PERSISTENT, ("num_sm_multiplier", k)) for k in multipliers)
 
 
 def capped(device: Device) -> tuple[Items, ...]:
-    """Registers for 16 warps on an SM, which NVIDIA's compiler has to be told: it would take more and fit
-    fewer."""
+    """A limit of registers for 16 warps on an SM; without it NVIDIA's compiler takes more and fewer fit."""
     kind = PERSISTENT, ("num_sm_multiplier", 4), ("maxnreg", 128)
     return (kind,) if device.vendor == "nvidia" else ()
 
 
 def waves(device: Device) -> tuple[Items, ...]:
-    """Registers for two waves on a scheduler, which AMD's compiler can be told to aim at."""
+    """A hint to AMD's compiler to use registers for two waves on a scheduler."""
     return ((("waves_per_eu", 2),),) if device.vendor == "amd" else ()
 
 
 def scheduled(tiles: tuple[Items, ...], *schedules: Items) -> tuple[Items, ...]:
-    """Tiles as they are and with each schedule."""
+    """The tiles without a schedule and with each schedule."""
     return tuple((*t, *s) for t in tiles for s in ((), *schedules))

@@ -1,4 +1,4 @@
-"""What a Sinkhorn config is chosen for, the config taken untuned, and what the tuner tries."""
+"""The properties of a call that choose configs of Sinkhorn, the defaults, and what the tuner tries."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from helion_sinkhorn.ops.sinkhorn.schedules import capped, few_blocks, persisten
 from helion_sinkhorn.runtime.space import Grid, Items, power_of_two, tile
 
 TUNED_ITERS = 20
-"""The iterations of every tuned workload, those of mHC."""
+"""The number of iterations of every tuned workload, which is that of mHC."""
 
 TUNED_EPS = 1e-6
-"""The eps of every tuned workload: variants that need a larger one are not worth a candidate."""
+"""The eps of every tuned workload; variants that need a larger one are not tried."""
 
 REGISTER_HISTORY_STEPS = 32
-"""Most iterations that `sinkhorn_backward` takes: a start is kept in registers for each segment of them."""
+"""The most iterations of `sinkhorn_backward`, which keeps a start in registers for each segment."""
 
 REGISTER_HISTORY_ENTRIES = 16 * 16
-"""Largest matrix of `sinkhorn_backward`."""
+"""The most entries of a matrix of `sinkhorn_backward`."""
 
 REGISTER_HISTORY_RESTARTED = 8 * 8
-"""The same where the log form restarts."""
+"""The most entries where the log form restarts."""
 
 ORDERED_ENTRIES = 16
-"""Fewest entries of a matrix in a thread for which the tuner tries sums in order (`in_order`): from Triton
-3.8 on they save 6 to 17 % of the instructions with 16 to 64 entries, and none with 4 (sm_90)."""
+"""The fewest entries of a matrix in a thread for which the tuner tries sums in order (`in_order`).
+
+From Triton 3.8 on they save 6 to 17 % of the instructions with 16 to 64 entries, and none with 4 (sm_90).
+"""
 
 
 @dataclass(frozen=True)
 class SinkhornCall:
-    """What a Sinkhorn config is chosen for: the arithmetic (canonical form), the shape without the batch."""
+    """What a Sinkhorn config is chosen for: the arithmetic in canonical form, and the shape of a matrix."""
 
     deepseek: bool
     lead_axis: int
@@ -44,7 +46,7 @@ class SinkhornCall:
 
     @property
     def steps(self) -> int:
-        """Counted iterations; the first of the deepseek form is the softmax and one trail step."""
+        """The number of iterations; the first of the deepseek form is the softmax and one trail step."""
         return self.n_iters - 1 if self.deepseek else self.n_iters
 
     @property
@@ -57,7 +59,7 @@ class SinkhornCall:
 
     @property
     def key(self) -> Key:
-        """What a stored entry is found by."""
+        """The key of a stored entry."""
         return key_of({
             "form": self.form, "first": self.first, "dtype": self.dtype,
             "n": self.n, "m": self.m, "iters": self.n_iters,
@@ -72,7 +74,7 @@ class SinkhornCall:
         )
 
     def as_tuned(self) -> SinkhornCall:
-        """The same with the tuned number of iterations: a loop of another length wants the same tile."""
+        """The call with the tuned number of iterations; a loop of another length needs the same tile."""
         return replace(self, n_iters=TUNED_ITERS)
 
     def __str__(self) -> str:
@@ -90,10 +92,10 @@ def can_pack(call: SinkhornCall, most: int) -> bool:
 
 
 def spread_over(call: SinkhornCall, device: Device, fewest: int, most: int) -> Items:
-    """Block and warps for a (block, n, m) tile: one warp, `fewest` entries a thread if that fills it.
+    """Block and warps for a (block, n, m) tile: one warp with `fewest` entries a thread, if that fills it.
 
-    A warp exchanges sums by shuffles; more warps do it through shared memory, at barriers, so
-    they join only beyond `most` entries a thread.
+    One warp exchanges sums by shuffles, but several warps do it through shared memory and barriers, so more
+    warps are used only beyond `most` entries a thread.
     """
     size = power_of_two(call.n) * power_of_two(call.m)
     warps = 1
@@ -104,10 +106,9 @@ def spread_over(call: SinkhornCall, device: Device, fewest: int, most: int) -> I
 
 
 def over_threads(call: SinkhornCall, device: Device, rows: int, columns: int, warps: int = 1) -> Items:
-    """Block and warps where a thread holds `rows` x `columns` of a matrix and `warps` share what one would
-    do.
+    """Block and warps where a thread holds `rows` x `columns` of a matrix and `warps` share the work of one.
 
-    Blocks of exactly as many entries as threads, times what each loads at once, leave Triton no choice.
+    If a block has exactly the entries that its threads load at once, Triton has no choice of a layout.
     """
     threads = call.n // rows * (call.m // columns)
     warps = max(warps, threads // device.warp_size)
@@ -115,13 +116,12 @@ def over_threads(call: SinkhornCall, device: Device, rows: int, columns: int, wa
 
 
 def can_hold(call: SinkhornCall, rows: int, columns: int) -> bool:
-    """Whether threads may hold blocks of `rows` x `columns` entries of a matrix: Triton has powers of two
-    only."""
+    """Whether threads may hold blocks of `rows` x `columns` of a matrix; Triton needs powers of two."""
     return is_whole(call) and rows <= call.n and columns <= call.m and rows * columns > 1
 
 
 def forward_default(call: SinkhornCall, device: Device) -> tuple[Items, Items]:
-    # the log form has the logits again beside A at a restart: 8 x 4 entries of both fit
+    # at a restart the log form holds the logits and A, of which 8 x 4 entries fit
     rows, columns = min(8, call.n), min(8 if call.deepseek else 4, call.m)
     if not can_hold(call, rows, columns):
         variant = ("thread", (0, 0)), ("paired", False), ("pivoted", False), ("ordered", False)
@@ -142,7 +142,7 @@ def backward_default(call: SinkhornCall, device: Device) -> tuple[Items, Items]:
             ("thread", (0, 0)), ("paired", False), ("pivoted", False), ("ordered", False),
             ("length", 5), ("lean", False),
         )  # fmt: skip
-        # the masks of a padded matrix take registers too
+        # the masks of a padded matrix also take registers
         return spread_over(call, device, 8, 32), variant
     whole = (rows, columns) == (call.n, call.m)
     pivoted = whole and call.deepseek
@@ -164,7 +164,7 @@ def history_default(call: SinkhornCall, device: Device) -> tuple[Items, Items]:
 def adds_in_order(call: SinkhornCall, device: Device, rows: int, columns: int) -> bool:
     """Whether threads that share a matrix add in order (`in_order`) for its gradient with history.
 
-    On an H200 a gradient of 32 x 32 takes 9 % less time so under Triton 3.9, 2 % under 3.6.
+    On an H200 this saves a gradient of 32 x 32 9 % of its time under Triton 3.9, and 2 % under 3.6.
     """
     return device.vendor == "nvidia" and min(rows, columns) > 1 and (rows, columns) != (call.n, call.m)
 
@@ -172,7 +172,7 @@ def adds_in_order(call: SinkhornCall, device: Device, rows: int, columns: int) -
 def spread_tiles(
     call: SinkhornCall, device: Device, entries: tuple[int, ...], a_barrier: int = 8
 ) -> tuple[Items, ...]:
-    """Tiles with so many entries a thread; several warps only with `a_barrier` of them in each thread."""
+    """Tiles with so many entries a thread; several warps only if each thread has `a_barrier` entries."""
     size = power_of_two(call.n) * power_of_two(call.m)
     threads = [
         w * device.warp_size for w in (1, 2, 4, 8) if w == 1 or size >= a_barrier * w * device.warp_size
@@ -182,13 +182,13 @@ def spread_tiles(
 
 
 def pairing(call: SinkhornCall) -> tuple[bool, ...]:
-    """Values of `paired` that differ."""
+    """The values of `paired` that make different programs."""
     safe = pairs_are_safe(call.n, call.m, call.steps, TUNED_EPS if call.deepseek else 0.0)
     return (False, True) if safe else (False,)
 
 
 def pivoting(call: SinkhornCall) -> tuple[bool, ...]:
-    """A pivot saves products wherever it is in range."""
+    """The values of `pivoted`: a pivot saves products wherever it is in range."""
     return (call.deepseek and pivot_is_safe(call.steps, TUNED_EPS),)
 
 
@@ -204,7 +204,7 @@ def threads_space(
 
 
 def whole_space(call: SinkhornCall, device: Device, **variants) -> Grid:
-    """Matrices that each lie in one thread."""
+    """A grid with each matrix in one thread."""
     return {
         "config": (
             *scheduled((over_threads(call, device, call.n, call.m),), *waves(device)),
@@ -216,7 +216,7 @@ def whole_space(call: SinkhornCall, device: Device, **variants) -> Grid:
 
 
 def padded_space(call: SinkhornCall, device: Device, entries: tuple[int, ...], **variants) -> Grid:
-    """Matrices that Triton pads: it decides which thread holds what."""
+    """A grid for matrices that Triton pads, where it decides which thread holds what."""
     return {"config": spread_tiles(call, device, entries, 16), "thread": ((0, 0),), **variants}
 
 
@@ -241,8 +241,9 @@ def forward_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
 def backward_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
     plain = {"paired": (False,), "pivoted": (False,), "ordered": (False,), "lean": (False,)}
     lengths = tuple(length for length in (4, 5) if length < call.steps)
-    # 9 % fewer instructions of 4 x 4 and 18 % of 8 x 8 under Triton 3.9 (`iteration.total`), none of shorter
-    # lines; under 3.6 entries change threads, which no candidate may.  AMD's packed multiply-adds take a tree
+    # under Triton 3.9 sums in order save 9 % of the instructions of 4 x 4 and 18 % of 8 x 8
+    # (`iteration.total`), and none of shorter lines, whose entries would change threads under 3.6, which no
+    # candidate may.  AMD's packed multiply-adds need a tree
     orders = (False, True) if device.vendor == "nvidia" and min(call.n, call.m) >= 4 else (False,)
     if not is_whole(call):
         return (padded_space(call, device, (8, 16, 32), length=lengths, **plain),)
@@ -251,7 +252,8 @@ def backward_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
         for grid in grids:
             if grid["thread"] == ((call.n, call.m),):
                 grid["pivoted"], grid["ordered"] = pivoting(call), orders
-                # sm_90, 8 x 8, deepseek: 32 bytes spill unless u_t is computed again, and a segment of 7 fits
+                # for 8 x 8 in the deepseek form 32 bytes spill on sm_90 unless u_t is computed again; then a
+                # segment of 7 fits
                 grid["lean"] = False, True
                 grid["length"] = tuple(length for length in (4, 5, 7) if length < call.steps)
         return (*grids, *threads_space(call, device, ((4, 4), (2, 4)), length=(min(5, call.steps),), **plain))
@@ -263,8 +265,8 @@ def backward_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
     kept["config"] += scheduled((over_threads(call, device, call.n, call.m, 4),), *capped(device))[1:]
     grids = [replayed, kept]
     if True in orders and triton_version() < (3, 9):
-        # Triton 3.8 fuses one product more in programs of pairs that add in order if 16 divides the batch:
-        # a matrix would have other bits in another batch (sm_90, 4 x 4, measured)
+        # in programs with pairs that add in order, Triton 3.8 fuses one product more if 16 divides the batch,
+        # so that a matrix would have other bits in another batch (measured with 4 x 4 on sm_90)
         apart = {"paired": (False,)}, {"paired": pairing(call)[1:], "ordered": (False,)}
         grids = [{**grid, **only} for grid in grids for only in apart]
     few = threads_space(call, device, ((2, 4), (4, 2), (2, 2)), length=(call.steps,), **plain)

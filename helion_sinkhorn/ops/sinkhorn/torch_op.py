@@ -41,7 +41,7 @@ def forward(logits, n_iters, eps, form, first, implementation, out_dtype):
 
 
 def backward(grad, logits, n_iters, eps, form, first, implementation):
-    """dX of the iterations `forward` ran, recomputed from the logits."""
+    """dX of the iterations that `forward` ran, which are computed again from the logits."""
     if implementation == "pytorch":
         return eager.backward(grad, logits, n_iters, eps, form, first)
     with on_device(logits):
@@ -49,7 +49,7 @@ def backward(grad, logits, n_iters, eps, form, first, implementation):
 
 
 def empty_p(logits, n_iters, eps, form, first, implementation, out_dtype, *options):
-    """P without data."""
+    """An uninitialised P."""
     return torch.empty(logits.shape, dtype=out_dtype, device=logits.device)
 
 

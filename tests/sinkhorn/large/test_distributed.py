@@ -94,10 +94,10 @@ def test_a_teacher_s_batch_is_sharded(on_two_processes):
 
 def test_what_is_refused(on_two_processes):
     words = {
-        "no rows": "ValueError: 1 of the ranks have no rows; each must have one at least",
-        "kernels": "NotImplementedError: implementation='helion': the kernels have whole lines",
-        "implicit": "ValueError: backward='implicit' takes whole matrices",
-        "lengths": "ValueError: row_lengths and col_lengths take whole matrices",
+        "no rows": "ValueError: 1 of the ranks have no rows; each must have at least one",
+        "kernels": "NotImplementedError: implementation='helion': the kernels need whole matrices",
+        "implicit": "ValueError: backward='implicit' needs whole matrices",
+        "lengths": "ValueError: row_lengths and col_lengths need whole matrices",
         "rows alone": "ValueError: log_row_marginals is given, and log_col_marginals is not; pass both",
         "no group": "TypeError: group is 'the first'; pass a torch.distributed.ProcessGroup",
     }

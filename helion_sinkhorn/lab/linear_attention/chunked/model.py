@@ -10,7 +10,7 @@ from helion_sinkhorn.lab.linear_attention.model import FORGOTTEN, Errors, Named,
 
 
 def in_chunks(x: Span, rounding: Errors) -> Named:
-    """The same, without columns, by the equations of docs/dev/linear_attention.md."""
+    """The results of `step_by_step` without columns, by the chunks of docs/dev/linear_attention.md."""
     steps, chunk, least = x.q.size(-2), rounding.chunk, rounding.least
     half, missing = chunk // 2, -steps % chunk
     ends = (missing, 0) if x.backwards else (0, missing)
@@ -22,7 +22,7 @@ def in_chunks(x: Span, rounding: Errors) -> Named:
         return tensor.flatten(-3, -2)[..., ends[0] : ends[0] + steps, :]
 
     def exp(w: torch.Tensor) -> torch.Tensor:
-        # expanded, for errors of its own in every sample
+        # expanded, so that every sample gets its own errors
         return rounding.exp(w.expand(*q.shape[:-2], *w.shape[-2:]), chunk).to(q.dtype)
 
     q, k, v, do = (cut(tensor) for tensor in (x.q * x.scale, x.k, x.v, x.do))
@@ -71,7 +71,7 @@ def in_chunks(x: Span, rounding: Errors) -> Named:
         """Sums up to each row."""
         return rounding.running(rounding.gathered(terms), chunk).cumsum(-2)
 
-    # what a gate owes to pairs of steps with one of them, or both, outside of the chunk
+    # the gradient of a gate from pairs of steps of which one or both are outside of the chunk
     dw = decay.squeeze(-1) * rounding.sum(h * dh, -1)
     dw = dw.unsqueeze(-2) + summed((q * exp(query) * dq).flip(-2)).flip(-2)
     later = summed(near * dk)
@@ -81,7 +81,7 @@ def in_chunks(x: Span, rounding: Errors) -> Named:
         within = pair * ys
         dq[..., i, :] += within.sum(-2)
         dk += pair * xs[..., i : i + 1, :]
-        # to pairs within: of step i and all before the gate
+        # from pairs within the chunk: of step i and all steps before the gate
         dw[..., 1 : i + 1, :] += summed(within * xs[..., i : i + 1, :])[..., :i, :]
     dq, dk, dw = rounding(dq * exp(query)), rounding(dk * exp(key)), rounding(dw)
     found = {"o": o, "dv": dv, "dq": x.scale * dq, "dk": dk, "dgk": dw}

@@ -1,1 +1,1 @@
-"""The collapse with a norm after it: what its results may be off by, and how it is run."""
+"""The collapse followed by a norm: its error budget, and how it is run."""

@@ -1,11 +1,11 @@
-"""What results of hc_pre with a norm may be off by: float32 after a y that is rounded to the streams' dtype.
+"""The largest errors of hc_pre with a norm: float32 arithmetic on a y rounded to the dtype of the streams.
 
-Two causes have different laws.  Errors of an entry's own operations add up as their squares.  That of r, the
-reciprocal root of a token's mean square, is common to the token's entries, and so is that of the mean of h v:
-each moves all of them together.
+Errors have two causes with different laws.  The errors of an entry's own operations add up as squares.  The
+errors of r, the reciprocal root of a token's mean square, and of the mean of h v are common to the token's
+entries, and change all of them together.
 
-A y that float32 sums leave on the other side of a tie is the neighbour of the exact one.  Where the
-exact y is so near to a tie, the difference passes through the equations to first order, all to one side.
+Where the exact y is near a tie, float32 sums may round it to the neighbouring number.  That difference passes
+through the equations to first order, always to one side.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def exact(x, pre, du, weight, eps: float) -> Named:
 
 
 def collapse(x, pre) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(y as it is stored, its deviation where that is float32, how far off a neighbour taken for it is)."""
+    """(y as stored, its deviation if it is float32, the distance to a neighbour that it may round to)."""
     wide, weights = x.detach().double(), pre.detach().double().unsqueeze(-1)
     y = (weights * wide).sum(-2)
     deviation = UNIT * chain(x.size(-2)) * (weights * wide).square().sum(-2).sqrt()
@@ -59,7 +59,7 @@ def collapse(x, pre) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def errors(x, pre, du, weight, eps: float) -> tuple[Named, Named]:
-    """(The deviation of each entry before its last rounding, what a neighbour of y adds to it at most)."""
+    """(the deviation of each entry before its last rounding, the most that a neighbour of y adds to it)."""
     y, of_y, off = collapse(x, pre)
     x, du, w = x.detach().double(), du.detach().double(), weight.detach().double().unsqueeze(1)
     weights, tokens, c = pre.detach().double().unsqueeze(-1), x.size(1), x.size(-1)
@@ -119,9 +119,9 @@ def errors(x, pre, du, weight, eps: float) -> tuple[Named, Named]:
 
 
 def error_budget(x, pre, du, weight, eps: float) -> Named:
-    """Largest error an implementation may show on these inputs, entry by entry, for each result.
+    """The largest error that an implementation may have on these inputs, entry by entry, for each result.
 
-    Arguments as of `by_autograd`, each of the dtype in which it is given; the weight's gradient is float32.
+    Arguments are as in `by_autograd`, each in its given dtype; the weight's gradient is float32.
     """
     truth, (sigma, off) = exact(x, pre, du, weight, eps), errors(x, pre, du, weight, eps)
     dtypes = {"u": x.dtype, "dx": x.dtype, "dpre": pre.dtype, "dweight": torch.float32}

@@ -1,7 +1,7 @@
-"""What backward="implicit" is tested by: its equations solved exactly, and the error a solver may show.
+"""The truth and the error budget of backward="implicit": its equations solved exactly, and a solver's errors.
 
-`Stationarity.perturbed` evaluates what is left of the equations at their solution with the rounding errors of
-float32, lets the exact inverse amplify that, and forms the gradient: no solver takes part (docs/dev/math.md,
+`Stationarity.perturbed` evaluates the residual of the equations at their solution with the rounding errors of
+float32, amplifies it by the exact inverse, and forms the gradient.  It uses no solver (docs/dev/math.md,
 Rounding errors of the implicit gradient).
 """
 
@@ -17,7 +17,7 @@ EXACT = Rounding(0, 0.0)
 STOP = 4.0
 """Units of roundoff of the first residual at which conjugate gradients stop."""
 CONNECTED = 2.0**-46
-"""Eigenvalues below this are rounding errors of float64, P with sums near one: parts that nothing joins."""
+"""Eigenvalues below this are rounding errors of float64 for P with sums near one: a disconnected graph."""
 
 
 def relative(p: torch.Tensor, x: torch.Tensor, rounding: Rounding) -> torch.Tensor:

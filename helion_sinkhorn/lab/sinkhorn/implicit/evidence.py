@@ -1,7 +1,7 @@
-"""The implicit gradient of EVIDENCE: tested by its own equations at a given P, not by the exact gradient.
+"""The implicit gradient of EVIDENCE, tested by its own equations at a given P and not by the exact gradient.
 
-The results are "implicit dX (direct)" and "implicit dX (cg)", the corrected system within what either solver
-can do, and the systems offered for comparison, tested where they are meant.
+The results are "implicit dX (direct)" and "implicit dX (cg)", the corrected system within each solver's
+budget, and the systems for comparison, which are tested near a fixed point only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NEAR = 1e-2
 """Largest median of the marginal error at which "reduced" and "full" are tested: they are right at a fixed
 point, and away from it their matrix may be indefinite."""
 FEW = 64
-"""Matrices whose median is asked."""
+"""The number of matrices whose median is taken."""
 
 
 def call_of(workload: SinkhornWorkload) -> Any:

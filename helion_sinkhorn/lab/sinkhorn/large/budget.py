@@ -1,9 +1,9 @@
-"""What P and its gradients may be off by: what rounding the exponents and the sums leaves of them.
+"""The largest errors of P and its gradients, from the roundings of exponents and sums.
 
 An exponent x / t + f + g is rounded where it is added up, by half a unit in the last place of its largest
-part; a sum of k numbers is off by `tree(k)` units, and its logarithm by as much.  No iteration adds to the
-errors of the one before it: f and g, or u and v, are made anew from the logits.  What the gradient takes back
-is a sum of |P dY| over a line at most, shared out along P, and errs as its exponents do.
+part.  A sum of k numbers has an error of `tree(k)` units, and its logarithm too.  Errors do not add up over
+iterations, since f and g, or u and v, are computed again from the logits.  A term that the gradient subtracts
+is at most a sum of |P dY| over a line, distributed along P, and has the errors of its exponents.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def error_budget(
     first: str,
     truth: dict[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
-    """Largest error an implementation may show on these inputs, entry by entry, for each result."""
+    """The largest error that an implementation may have on these inputs, entry by entry, for each result."""
     z = x.double()
     if form == "log":
         f, g = reference.potentials(z, n_iters, *(t.double() for t in marginals), first=first)
@@ -48,8 +48,8 @@ def error_budget(
     units = 2 * size + 4 + tree(x.size(-1)) + tree(x.size(-2))
     moved = (p * dy).abs()
     r, c = p.sum(-1, keepdim=True), p.sum(-2, keepdim=True)
-    # what an iteration takes back is shared out as its own matrix is; the sums of an iteration are at most
-    # those of the one after it, and most of them far less: twice
+    # the terms of an iteration are distributed along its own matrix; the sums of an iteration are at most
+    # those of the next one, and most are far smaller, so twice the last ones suffice
     most = largest_share(z, marginals, n_iters, form, first)
     taken = 2 * most * (moved.sum(-1, keepdim=True) / r + moved.sum(-2, keepdim=True) / c)
     sigma = {
@@ -66,8 +66,10 @@ def error_budget(
 
 
 def largest_share(z: torch.Tensor, marginals: Tensors, n_iters: int, form: str, first: str) -> torch.Tensor:
-    """The largest that each entry is after any half-step; each is one of a call with fewer iterations, or of
-    one that begins with the other side after it."""
+    """The largest value of each entry after any half-step.
+
+    Each half-step is the end of a call with fewer iterations, or of one that begins with the other side.
+    """
     lead = -1 if first == "rows" else -2
     names = "log_row_marginals", "log_col_marginals"
     named = dict(zip(names, (t.double() for t in marginals), strict=False))

@@ -24,7 +24,7 @@ ADJOINTS = {"sums", "turn", "back", "gather", "gradient", "wide_gradient", "eps_
 FORWARD = tuple(name for name in KERNELS if name.removeprefix(PREFIX) not in ADJOINTS)
 GRADIENTS = "dX", "drows", "dcolumns"
 JUDGED_ROWS = 32
-"""Rows of the matrices by which kernels of long lines are tested: float64 of whole ones takes 40 GB."""
+"""Rows of matrices with which kernels of long lines are tested; whole ones would take 40 GB in float64."""
 LAUNCHED = {
     (False, False):
         "first step columns columns_of_logs write sums turn back gather gradient",

@@ -1,14 +1,14 @@
-"""What results of hc_boundary may be off by: hc_post's budget, then hc_site's of the streams as stored.
+"""The largest errors of hc_boundary: hc_post's budget, and hc_site's for the streams as stored.
 
 The inputs of `HcSiteWorkload.make_update` have so few bits that every product and sum of the new streams is
-exact in float32.  Their last rounding is then one of known numbers, every right implementation stores the
-same streams, and what is computed of unrounded ones differs by more than its budget.
+exact in float32.  So every correct implementation rounds and stores the same streams, and results that are
+computed from unrounded streams differ by more than their budget.
 
 The gradient of the new streams,
     G_o = dX'_o + weights_o dy + (r dmixes fn)_o + k <dmixes, mixes> X'_o,
-is that of hc_site's budget without its last rounding.  hc_post's backward is linear in it: independent errors
-go through the squares of its coefficients, those that a token's columns share through the coefficients.
-Results are those of one pass; parts that round G are judged in float32 only.
+is as in hc_site's budget without its last rounding.  hc_post's backward is linear in it: independent errors
+are multiplied by the squares of its coefficients, errors that a token's columns share by the coefficients.
+The budget is that of one pass; the parts, which round G, are tested in float32 only.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Crossed(Site):
         return linear(grad, self.f, self.old, self.old_post, self.mixing, self.workload.comb_order)
 
     def back_of_variance(self, variance: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The variance of OF_UPDATE where entries of that gradient err independently."""
+        """The variance of OF_UPDATE for independent errors in the entries of that gradient."""
         squares = (t.square() for t in (self.f, self.old, self.old_post, self.mixing))
         return linear(variance, *squares, self.workload.comb_order)
 
@@ -107,18 +107,18 @@ def crossed(workload: HcSiteWorkload, *inputs: torch.Tensor) -> Crossed:
 
 
 def results_of(workload: HcSiteWorkload) -> tuple[str, ...]:
-    """What the call has: weights of its own have no gradient, and without a bias there is none of one."""
+    """The results of the call: a site's own weights have no gradient, and a missing bias has none."""
     names = RESULTS if not workload.own_weights else tuple(n for n in RESULTS if n != "dweights")
     return (*names, BIAS) if workload.every_argument else names
 
 
 def dtype_of(workload: HcSiteWorkload, name: str) -> torch.dtype:
-    """What a result is returned in."""
+    """The dtype of a result."""
     return workload.dtype if name in NARROW else torch.float32
 
 
 def evaluated(workload: HcSiteWorkload, *inputs: torch.Tensor, seed: int = 0) -> dict[str, Exact]:
-    """Every one of `results_of`, arguments as of `crossed`; sums over tokens as hc_site's budget has them."""
+    """All of `results_of`, for the arguments of `crossed`; sums over tokens are as in hc_site's budget."""
     site = crossed(workload, *inputs)
     made, projection, shape = site.made, site.projection, site.x.shape
     truth = made | site.results(made, projection["mixes"].value)
@@ -164,7 +164,7 @@ def evaluated(workload: HcSiteWorkload, *inputs: torch.Tensor, seed: int = 0) ->
 
 
 def of_sum(deviation: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
-    """The deviation of a sum over tokens in float32, (B, 1, C), of terms that err independently."""
+    """The deviation of a sum over tokens in float32, (B, 1, C), of terms with independent errors."""
     added = (UNIT * chain(terms.size(1)) * terms).square() + deviation.square()
     return added.sum(1, keepdim=True).sqrt()
 

@@ -1,9 +1,9 @@
-"""hc_boundary as it is judged, beside hc_site on workloads that cross.
+"""The tests of hc_boundary, on workloads of hc_site that cross.
 
 Inputs are random: the sublayer's output, the streams, both sets of coefficients, the weights of the collapse,
-and an upstream gradient for every result.  Names are those of its budget behind PREFIX.
+and an upstream gradient for every result.  Names of results are those of its budget after PREFIX.
 
-A bias and a weight of the norm go to the public function alone (`apart`), and leave every sum as it is.
+Only the public function gets a bias and a weight of the norm (`apart`), which change no sum.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def flat(name: str, t: torch.Tensor) -> torch.Tensor:
 
 
 def bias_of(w: HcSiteWorkload) -> torch.Tensor:
-    """Eighths of up to 2: f less them has 8 bits still."""
+    """Multiples of 1/8 up to 2, so that f less the bias still has 8 bits."""
     return (7 * torch.arange(w.c) % 33 - 16) / 8
 
 
@@ -83,17 +83,17 @@ def truths(workload: HcSiteWorkload, *inputs: torch.Tensor) -> dict[str, Truth]:
 
 
 def ordered(x, dresidual, dy, dpost, dcomb, fn, scale, base, old, f, post, comb, weights, dpre) -> Tensors:
-    """The gate's inputs as the budget has them: the streams that are crossed take the place of the site's."""
+    """The gate's inputs for the budget, where the old streams replace the site's streams."""
     return old, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre
 
 
 def upstream_of(w: HcSiteWorkload, dresidual, dy, dpre, dpost, dcomb) -> list[torch.Tensor | None]:
-    """As the operator has them."""
+    """The upstream gradients as the operator gets them."""
     return given(w.unused, dresidual=dresidual, dy=dy, dpre=dpre, dpost=dpost, dcomb=dcomb)
 
 
 def public(workload: HcSiteWorkload, of: Collection[str], *inputs: torch.Tensor) -> Results:
-    """By the public function and autograd, an element a call."""
+    """The results by the public function and autograd, with a call for each element."""
     each = [one_public(workload, of, *element) for element in zip(*ordered(*inputs), strict=True)]
     return stacked(each, of)
 
@@ -117,7 +117,7 @@ def one_public(
     if {*of} <= {*VALUES}:
         return found
     upstream = upstream_of(w, dresidual, dy, dpre, dpost, dcomb)
-    # of a collapse that nothing used, the weights have no gradient
+    # if nothing used the collapse, its weights have no gradient
     results, upstream = used(results, upstream)
     gradients = torch.autograd.grad(results, list(leaves.values()), upstream, materialize_grads=True)
     found |= dict(zip(map(OF_ARGUMENTS.get, leaves), gradients, strict=True))
@@ -127,7 +127,7 @@ def one_public(
 
 
 def run(workload: HcSiteWorkload, choices: Choices, of: Collection[str], *inputs: torch.Tensor) -> Results:
-    """By its kernels, an element a launch."""
+    """The results by hc_boundary's kernels, with launches for each element."""
     each = [one_launch(workload, choices, of, *element) for element in zip(*ordered(*inputs), strict=True)]
     return stacked(each, of)
 
@@ -151,7 +151,7 @@ def one_launch(
 
 
 def norm_for(choices: Choices, w: HcSiteWorkload, device: torch.device) -> torch.Tensor | None:
-    """A norm's weight where FINISH is tested: it ends calls with a norm; `trials` looks at their y."""
+    """A norm's weight where FINISH is tested, which ends calls with a norm; `trials` tests their y."""
     return torch.ones(w.c, device=device) if launch.FINISH in choices else None
 
 

@@ -24,7 +24,7 @@ from helion_sinkhorn.runtime.kernel import Choice
 
 
 class Ranked(NamedTuple):
-    """What came of one key."""
+    """The result for one key."""
 
     group: known.Group
     batch: int
@@ -95,7 +95,7 @@ def tune_offline(
 
 
 def ranked(group: known.Group, batch: int, binaries: Sequence[Binary], options: Options) -> Ranked:
-    """What the model alone makes of one key."""
+    """The result of the model for one key."""
     best, own, reference = pick(binaries, batch)
     entry = known.entry_before(group, batch, options)
     given = known.choice_of(group, entry) if entry else binaries[0].job.choice

@@ -1,4 +1,4 @@
-"""A time predicted from machine code, and which config it picks for a device that is not here.
+"""A time predicted from machine code, and the config that it picks for a device that is not in this machine.
 
 One compute unit runs the tiles that fall to it.  Their warps share four schedulers, so a tile costs a
 scheduler the busiest of its pipes: instruction issue, special functions, exchange between threads.  A warp

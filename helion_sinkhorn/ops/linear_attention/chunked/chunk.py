@@ -8,12 +8,12 @@ import torch
 from helion_sinkhorn.ops.linear_attention.levels import exponent
 from helion_sinkhorn.runtime.device_math import LOG2E, moved, multiply_add
 
-# exp of it is 0 in float32, as of all below; 0 times -inf would be NaN
+# exp of this and of any smaller gate is 0 in float32; -inf times 0 would be NaN
 LEAST_GATE = -110.0
 
 
 def product(x, y, how, acc=None):
-    """x y (+ acc), summed in fp32; the CPU ("full") multiplies no 16-bit matrices into fp32."""
+    """x y (+ acc), summed in float32; a CPU ("full") cannot multiply 16-bit matrices into float32."""
     if how != "full":
         return hl.dot(x, y, acc=acc) if acc is not None else hl.dot(x, y, out_dtype=torch.float32)
     out = torch.matmul(x.to(torch.float32), y.to(torch.float32))
@@ -26,7 +26,7 @@ def transposed(x):
 
 
 def pieces_of(x, count):
-    """x as a sum of `count` tensors of 8 bits; three hold a float32."""
+    """x as a sum of `count` tensors with 8 bits each; three hold a float32."""
     found = []
     for _piece in range(count):
         found.append(x.to(torch.bfloat16))
@@ -35,7 +35,7 @@ def pieces_of(x, count):
 
 
 def product_of_pieces(xs, ys, how, acc=None):
-    """x y (+ acc) of sums of pieces, without the products of the smallest ones."""
+    """x y (+ acc) for x and y as sums of pieces, without the products of the smallest pieces."""
     most = max(len(xs), len(ys))
     for i, x in enumerate(xs):
         for y in ys[: most - i]:
@@ -44,24 +44,24 @@ def product_of_pieces(xs, ys, how, acc=None):
 
 
 def fine_product(x, y, dtype, how, acc=None, turn_x=False, turn_y=False):
-    """x y (+ acc) of float32 matrices, or x' and y', to 2^-16 or better with operands of `dtype`."""
+    """x y (+ acc) of float32 matrices, or of x' or y', with an error of at most 2^-16, in `dtype`."""
     xs, ys = ([m] if dtype == torch.float32 else pieces_of(m, 2) for m in (x, y))
     xs, ys = map(transposed, xs) if turn_x else xs, map(transposed, ys) if turn_y else ys
     return product_of_pieces(list(xs), list(ys), how, acc)
 
 
 def summed(picks, x, pieces, how):
-    """picks x for a matrix of zeros and ones, x as a sum of `pieces` of 8 bits."""
+    """The product picks x, for picks of zeros and ones and x as a sum of `pieces` with 8 bits each."""
     return product_of_pieces([torch.where(picks, 1.0, 0.0).to(torch.bfloat16)], pieces_of(x, pieces), how)
 
 
 def decay_over(picks, w, pieces, how):
-    """exp of the sums of the gates w that each row of `picks` picks, (C, width)."""
+    """exp of the sum of the gates w that each row of `picks` selects, (C, width)."""
     return torch.exp2(summed(picks, w, pieces, how) * LOG2E)
 
 
 def decay_apart(picks, whole, rest, single, fine, how):
-    """The decay over the steps that each row of `picks`, zeros and ones, picks."""
+    """The decay over the steps that each row of `picks`, of zeros and ones, selects."""
     if single:
         return torch.exp2(product_of_pieces([picks], pieces_of(whole, 1), how) * LOG2E)
     n = product_of_pieces([picks], pieces_of(whole, 1), how)
@@ -71,10 +71,10 @@ def decay_apart(picks, whole, rest, single, fine, how):
 
 
 def summed_apart(picks, x, how):
-    """picks x for zeros and ones as (the sum of the highest pieces, of eight bits; the sum of the others).
+    """The product picks x as (sum of the highest pieces, with 8 bits; sum of the other pieces).
 
-    A matrix unit cuts its running sum towards zero after every few rows.  The sum of the highest pieces
-    mostly needs no cut where it is by itself, and cuts of the others are too small to count.
+    A matrix unit truncates its running sum after every few rows.  The sum of only the highest pieces is
+    mostly exact, and the truncation errors of the others are too small to matter.
     """
     high, *low = pieces_of(x, 3)
     small = product_of_pieces([picks], low[::-1], how)
@@ -82,19 +82,19 @@ def summed_apart(picks, x, how):
 
 
 def added(total, small, how):
-    """total + small outside of the unit: Triton makes one running sum of a product and a sum that it sees."""
+    """total + small, hidden from Triton, which would add a visible sum within the matrix unit."""
     if how == "gcn":
         return multiply_add(total, torch.ones_like(total), small, how)
     return moved(total, how) + small
 
 
 def gathered(picks, x, pieces, how, acc):
-    """acc + picks' x: what gates owe to x, which has decays over the steps that its rows pick as factors."""
+    """acc + picks' x: the gradients of gates, where x has decays over the steps of its rows as factors."""
     return product_of_pieces([transposed(picks)], pieces_of(x, pieces), how, acc)
 
 
 def owed(picks, x, fine, how, acc):
-    """`gathered`, if `fine` in sums that hardly round."""
+    """`gathered`; with `fine` in sums that hardly round."""
     if not fine:
         return gathered(picks, x, 2, how, acc)
     return acc + added(*summed_apart(transposed(picks), x, how), how)
@@ -117,7 +117,7 @@ def order(chunk, reverse):
 
 
 def inside(t, d, x):
-    """Which of the rows t and columns d exist in x (B, T, H, D)."""
+    """Whether rows t and columns d exist in x (B, T, H, D)."""
     return (t < x.size(1)).unsqueeze(1) & (d < x.size(3)).unsqueeze(0)
 
 
@@ -131,7 +131,7 @@ def store(x, b, t, h, d, value):
 
 
 def columns_inside(r, d, states):
-    """Which of the columns d a state has."""
+    """Whether a state has the columns d."""
     return (r >= 0).unsqueeze(1) & (d < states.size(4)).unsqueeze(0)
 
 
@@ -163,18 +163,18 @@ def log_decay(q, g, g_gamma, gk, b, t, h, d):
 
 
 def between(position, first, last):
-    """Row i picks the steps from first_i up to before last_i."""
+    """Picks whose row i selects the steps from first_i up to before last_i."""
     j = position.unsqueeze(0)
     return (first.unsqueeze(1) <= j) & (j < last.unsqueeze(1))
 
 
 def in_right(position, half):
-    """Which rows are in the right half of their block of 2 `half`, (C, 1)."""
+    """Whether a row is in the right half of its block of 2 `half` rows, (C, 1)."""
     return ((position & half) != 0).unsqueeze(1)
 
 
 def towards_middle(position, half):
-    """Row i picks the steps between it and the middle of its block; itself if it is in the right half."""
+    """Picks whose row i selects the steps from i to the middle of its block; i itself in the right half."""
     start = position & -half
     right = (position & half) != 0
     first, last = torch.where(right, start, position + 1), torch.where(right, position + 1, start + half)
@@ -182,7 +182,7 @@ def towards_middle(position, half):
 
 
 def across_middle(position, half):
-    """Row i picks the steps of the other half of its block."""
+    """Picks whose row i selects the steps of the other half of its block."""
     other = (position & -half) ^ half
     return between(position, other, other + half)
 

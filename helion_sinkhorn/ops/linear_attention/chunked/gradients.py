@@ -46,7 +46,9 @@ def linear_attention_chunk_gradients(
     scale: float,
     facts: hl.constexpr,
 ):
-    """dq, dk and the gradients of gates from h before a chunk and its adjoint after it; one program a chunk.
+    """Write dq, dk and the gradients of gates from h before a chunk and its adjoint after it.
+
+    A program takes one chunk.
 
     dg is (B, T, H) in fp32, for g and g_gamma.
     """
@@ -73,7 +75,7 @@ def linear_attention_chunk_gradients(
         w = log_decay(q, g, g_gamma, gk, b, t, h, r)
         near = decay_over(towards_middle(position, chunk // 2), w, pieces, how)
         fine = states.dtype != torch.bfloat16
-        # what came before the chunk and leaves it, times its gradient: every gate of the chunk scales it
+        # the state before the chunk, decayed over it, times its gradient: every gate of the chunk scales it
         through = kept * hl.load(decay, [b, h, c, r])
         if (near.amin(1).amin(0) >= least) & (w.amin(1).amin(0) >= least_gate):
             far = reciprocal(near, how)
@@ -83,7 +85,7 @@ def linear_attention_chunk_gradients(
             pairs = torch.where(i >= j, da, 0.0)
             x = load(q, b, t, h, r).to(torch.float32) * scale * up
             dqs = dqs * torch.exp2(left * LOG2E)
-            # the gates of the first step: from there on, so that they are 0 where no state was before
+            # the gradients start from those of the first step, which are 0 where no state was before
             first = through + (x * dqs).sum(0)
             dks = fine_product(pairs, x, states.dtype, how, dks * torch.exp2(right * LOG2E), turn_x=True)
             if dk is not None:
@@ -93,7 +95,7 @@ def linear_attention_chunk_gradients(
             dqs = fine_product(pairs, y, states.dtype, how, dqs)
             if dq is not None:
                 store(dq, b, t, h, r, dqs * up * scale)
-            # q is read again: a tile less to keep in registers
+            # q is read again, which keeps one tile less in registers
             difference = difference - load(q, b, t, h, r).to(torch.float32) * scale * up * dqs
             if fine:
                 dw = owed(ones(j > i), difference, fine, how, first.unsqueeze(0).expand(chunk, width))
@@ -106,7 +108,7 @@ def linear_attention_chunk_gradients(
             diagonal = torch.where(i == j, da, 0.0).sum(1).unsqueeze(1)
             dqs = dqs * decay_apart(ones(j <= i), whole, rest, pieces == 1, fine, how)
             dks = dks * decay_apart(ones(j > i), whole, rest, pieces == 1, fine, how)
-            # the gates of a decay exp(P w) owe P' times what it is a factor of to each that has it
+            # the gradient of the gates in a decay exp(P w) is P' times the terms that have it as a factor
             if fine:
                 dw = owed(ones(j <= i), q32 * dqs, fine, how, through.unsqueeze(0).expand(chunk, width))
                 dw = owed(ones(j > i), k32 * dks, fine, how, dw)

@@ -2,30 +2,31 @@
 
     h_t = diag(exp(w_t)) h_(t-1) + k_t v_t',  o_t = scale h_t' q_t,  w_t = gk_t + g_t + g_gamma
 
-Steps go in chunks of C.  With the rows of a chunk together, h the state before it, and the decay over some
-steps, which is exp of the sum of their gates,
+Steps are taken in chunks of C.  With the rows of a chunk as matrices, h the state before it, and a decay over
+some steps, which is exp of the sum of their gates,
 
     o = Q h + A v        Q_i = scale q_i * decay over the steps up to i
     h <- D h + K' v      K_j = k_j * decay over the steps after j,  D = decay over the whole chunk
                          A_ij = scale q_i . (k_j * decay over j + 1 .. i), 0 for j > i
 
-Gradients are the same walk backwards, with queries and keys exchanged, A transposed and do for v,
+Gradients come from the same recurrence backwards, with queries and keys exchanged, A transposed and do for v,
 
     dv = K dh + A' do,  dh <- D dh + Q' do        dh the gradient of the state after a chunk
 
-and then what each chunk makes of h before and dh after it (docs/dev/linear_attention.md).
+and then from h before each chunk and dh after it (docs/dev/linear_attention.md).
 
-A_ij is no product of factors of i and of j that stay in the range of a float whatever the gates: exp(-sum of
-gates) overflows.  Relative to the middle of the chunk they do while neither half decays below `least`: one
-product of matrices.  Otherwise pairs go level by level.  `half`, the highest bit in which i and j differ,
-names a block of 2 `half` steps with j in its left half and i in its right one.  The decay is that from j to
-the middle times that from the middle to i, neither above 1, and a level is one product of matrices too.  Sums
-of gates are products with matrices of zeros and ones: no difference of large sums is taken.
+A_ij cannot be a product of a factor of i and one of j for all gates, since exp(-sum of gates) overflows.
+Relative to the middle of the chunk such factors stay in range while neither half decays below `least`; then A
+is one product of matrices.  Otherwise pairs are computed level by level.  `half`, the highest bit in which i
+and j differ, gives a block of 2 `half` steps with j in its left half and i in its right half.  Their decay is
+the decay from j to the middle times that from the middle to i, neither above 1, so that a level is one
+product of matrices too.  Sums of gates are products with matrices of zeros and ones, without differences of
+large sums.
 
 Layouts: q, k, gk (B, T, H, Dk), v, o (B, T, H, Dv) as the caller has them; Q and K (B, H, N, C, width),
 A (B, H, N, C, C), D (B, H, N, width), states (B, H, N, width, Dv) with N = ceil(T / C) and width = Dk padded.
-Steps beyond T are loaded as zeros, and a gate and a key of 0 change nothing.  With reverse=True the last step
-is the first: `order` numbers rows from the other end, and all that follows goes by those numbers.
+Steps beyond T are loaded as zeros, since a gate and a key of 0 change nothing.  With reverse=True the last
+step comes first: `order` numbers rows from the other end, and everything else uses those numbers.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def linear_attention_chunk_scores(
     scale: float,
     facts: hl.constexpr,
 ):
-    """Q, K, D and A of every chunk; one program a chunk."""
+    """Write Q, K, D and A of every chunk; a program takes one chunk."""
     chunk, width, reverse, pieces, least, how = facts
     batch, heads, chunks = decay.size(0), decay.size(1), decay.size(2)
     for b, h, c in hl.grid([batch, heads, chunks]):
@@ -81,7 +82,7 @@ def linear_attention_chunk_scores(
         hl.store(decay, [b, h, c, d], torch.exp2((left + right) * LOG2E).squeeze(0))
         near = decay_over(towards_middle(position, chunk // 2), w, pieces, how)
         if near.amin(1).amin(0) >= least:
-            # from the middle of the chunk a query's factor and a key's are inverse
+            # relative to the middle of the chunk, the factors of a query and of a key are inverse
             far = reciprocal(near, how)
             is_right = in_right(position, chunk // 2)
             x = q_c.to(torch.float32) * scale * torch.where(is_right, near, far)
@@ -97,8 +98,8 @@ def linear_attention_chunk_scores(
             scores = torch.where(i == j, diagonal, 0.0)
             half = hl.full([], 1, dtype=torch.int32)
             for _level in range(chunk.bit_length() - 1):
-                # rows of right halves are queries, rows of left halves keys: one product has both;
-                # read again, as registers that only levels need would slow every chunk: 168 us against 120
+                # rows of right halves are queries and rows of left halves keys, in one product.  They are
+                # read again: registers that only levels need would slow every chunk (168 us instead of 120)
                 q32 = load(q, b, t, h, d).to(torch.float32) * scale
                 both = torch.where(in_right(position, half), q32, load(k, b, t, h, d).to(torch.float32))
                 both = both * decay_over(towards_middle(position, half), w, pieces, how)
@@ -120,7 +121,9 @@ def linear_attention_chunk_walk(
     final: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """s <- D s + y' v from chunk to chunk and, where asked, o = x s + A v; one program for some columns.
+    """Compute s <- D s + y' v from chunk to chunk, and o = x s + A v if o is given.
+
+    A program takes some columns.
 
     x and y are (B, H, N, C, width), v and o (B, T, H, Dv), initial (B, H, Dk, Dv) or None for zeros; states
     (B, H, N, width, Dv) receives s before every chunk, final (B, H, Dk, Dv) s after the last, in float32.

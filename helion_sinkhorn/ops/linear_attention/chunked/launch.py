@@ -27,7 +27,7 @@ ROOM = "helion_sinkhorn.ops.linear_attention.chunked"
 
 
 def facts(chosen: Chosen, call: ChunkCall, _: ChunkCall, values: int, *constants: Any) -> tuple[Any, ...]:
-    """What a body takes after its tensors: how wide a tile of the values is, where it has one, comes last."""
+    """What a body takes after its tensors; the width of its tile of the values, if it has one, comes last."""
     columns = dict(chosen.choice.variant).get("columns")
     tile = () if columns is None else (columns, -(-values // columns))
     return *constants, *tile, chosen.reciprocal
@@ -67,7 +67,7 @@ def chunk_call(dtype: torch.dtype, dk: int, dv: int, gates: str) -> ChunkCall:
 
 
 def pieces(p: Problem) -> int:
-    """Numbers of 8 bits that a sum of gates at one step is made of."""
+    """The number of pieces with 8 bits that the sum of gates at one step has."""
     return 1 if p.gates in ("", "gk") and (p.gk is None or p.gk.dtype == torch.bfloat16) else 3
 
 
@@ -88,14 +88,14 @@ def empty(p: Problem, *shape: int, dtype: torch.dtype = WIDE) -> torch.Tensor:
 def start(
     p: Problem, part: str, tensors: Tensors, constants: tuple[object, ...], named: Choice | None
 ) -> None:
-    """One launch of a kernel; the tile, where there is one, and how to multiply come last.
+    """One launch of a kernel; its tile, if it has one, and how to multiply come last.
 
-    named: the choice of the caller, if it is one for this kernel.
+    named: the caller's choice, used if it is for this kernel.
     """
     name = f"linear_attention_chunk_{part}"
     choice = named if named is not None and named.kernel == name else None
     call = call_of(p)
-    # which gates there are does not follow from the layouts of all of these
+    # the layouts of these tensors do not say which gates are given
     values = call, p.v.size(3), *constants
     launch(KERNELS[name], call, tensors, *values, batch=p.batch, choice=choice)
 
@@ -128,12 +128,12 @@ def walk(
     states: bool = False,
     choice: Choice | None = None,
 ) -> tuple[Some, Some, torch.Tensor]:
-    """(outputs where x and a are there, the state before every chunk where asked, the last state)."""
+    """(outputs if x and a are given, the states before every chunk if requested, the last state)."""
     call = call_of(p)
     o = None if x is None else torch.empty_like(v)
     before = empty(p, *decay.shape, v.size(3), dtype=y.dtype) if states else None
     last = p.new_state()
-    # a state of a pool of all layers may have strides that 32-bit indices do not reach
+    # a state in a pool of all layers may have strides beyond 32-bit indices
     initial = None if initial is None else initial.contiguous()
     tensors = y, v, decay, x, a, initial, o, before, last
     start(p, "walk", tensors, (call.chunk, call.width, backwards), choice)
@@ -149,10 +149,10 @@ def gradients(
     wanted: Sequence[bool] | None = None,
     choice: Choice | None = None,
 ) -> tuple[Some, ...]:
-    """(dq, dk, dg (B, T, H) in float32 for g and g_gamma, dgk) from the state and its gradient at chunks.
+    """(dq, dk, dg (B, T, H) in float32 for g and g_gamma, dgk) from states and their gradients at chunks.
 
     Args:
-        wanted: which of them; all that are there if None.
+        wanted: which gradients to compute; None for all.
     """
     call = call_of(p)
     of_q, of_k, of_steps, of_gk = (True, True, p.g is not None or p.g_gamma is not None, p.gk is not None)

@@ -27,29 +27,29 @@ class ChunkCall(Keyed):
 
     @property
     def width(self) -> int:
-        """Columns that a tile of Dk has."""
+        """The number of columns of a tile of Dk."""
         return extent(self.dk)
 
     @property
     def operand(self) -> str:
-        """Dtype of what is multiplied: a state outgrows float16, which therefore counts as float32."""
+        """The dtype of factors; float16 counts as float32, since a state may exceed its range."""
         return "bfloat16" if self.dtype == "bfloat16" else "float32"
 
     @property
     def least(self) -> float:
-        """Half a chunk that decays by less goes level by level.
+        """The smallest decay of half a chunk with which it is not computed level by level.
 
-        Factors are this and its inverse at most: inside the range of float32 with 2^-56.  The error of an
-        exponent grows with it, so that float32 stays at 2^-4.
+        Factors lie between this and its inverse, and 2^-56 keeps them in the range of float32.  The error of
+        an exponent grows with it, so for float32 it is 2^-4.
         """
         return 2.0**-56 if self.operand == "bfloat16" else 2.0**-4
 
     @property
     def least_gate(self) -> float:
-        """A chunk with a stronger one goes level by level for its gradients.
+        """A chunk with a stronger gate computes its gradients level by level.
 
-        Relative to the middle those of gates are differences of sums over the chunk, and lose what a gate
-        leaves of them: at 2^-4, less than bfloat16 results are rounded by.  float32 is to lose nothing.
+        Relative to the middle the gradients of gates are differences of sums over the chunk, and lose digits
+        by cancellation: at 2^-4 less than the rounding of bfloat16 results.  float32 is to lose none.
         """
         return math.log(2.0**-4) if self.operand == "bfloat16" else 0.0
 
@@ -58,12 +58,12 @@ class ChunkCall(Keyed):
 
 
 def extent(size):
-    """An axis of Dk or Dv, padded: ptxas 12.8 gets products of narrower tiles wrong (docs/dev/helion.md)."""
+    """A padded axis of Dk or Dv: ptxas 12.8 miscompiles products of narrower tiles (docs/dev/helion.md)."""
     return max(64, 1 << (size - 1).bit_length())
 
 
 def matrix_unit_tile(warps: int, stages: int) -> Items:
-    """A program of so many warps that loads so many steps of a loop ahead."""
+    """A program with so many warps, which loads so many steps of a loop ahead."""
     return ("num_warps", warps), ("num_stages", stages)
 
 
@@ -78,18 +78,18 @@ def chunk_scores_default(call: ChunkCall, device: Device) -> tuple[Items, Items]
 
 
 def chunk_walk_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
-    # three steps in flight: 75 us against 96 with two on an H200; a block of gfx942 has 64 KiB for them
+    # on an H200 three steps in flight take 75 us and two take 96; a block of gfx942 has 64 KiB for them
     stages = (3 if call.operand == "bfloat16" else 2) - (device.shared_limit < 1 << 17)
-    # two steps of float32 operands with 128 columns of Dk take 224 KiB, which gfx950 has not (compiled)
+    # two steps of float32 operands with 128 columns of Dk take 224 KiB, more than gfx950 has (compiled)
     if call.operand == "float32" and call.width > 64 and device.shared_limit < 7 << 15:
         stages = 1
     return matrix_unit_tile(4, stages), chunk_columns(call)
 
 
 def chunk_gradients_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
-    # eight warps take 2.1 times as long with bfloat16 on an H200, 128 columns 3 % longer, and 1.1 to 2.4
-    # times with float32 operands on an H100; only of 128 x 128 in float32 0.56 to 1.35 times.  On AMD four
-    # waves spill 36 bytes and eight 708; on a B200 four warps 1392 and eight 128 (compiled)
+    # with bfloat16 on an H200 eight warps take 2.1 times as long, and 128 columns 3 % longer; with float32
+    # operands on an H100 eight warps take 1.1 to 2.4 times as long, and 0.56 to 1.35 times for 128 x 128.
+    # Compiled for AMD, four waves spill 36 bytes and eight 708; for B200, four warps 1392 and eight 128
     wide = call.dtype == "float32" and min(call.width, extent(call.dv)) > 64
     eight = call.operand == "float32" and (wide or device.arch == "sm100")
     return matrix_unit_tile(8 if eight else 4, 1), chunk_columns(call)
@@ -109,7 +109,7 @@ def chunk_gradients_space(call: ChunkCall, device: Device) -> tuple[Grid, ...]:
 
 
 def chunk_tiles(call: ChunkCall, warps: tuple[int, ...], stages: tuple[int, ...]) -> tuple[Grid, ...]:
-    """For kernels that cut Dv into tiles."""
+    """Grids for kernels that split Dv into tiles."""
     columns = tuple(sorted({min(most, extent(call.dv)) for most in (64, 128)}))
     tiles = tuple(matrix_unit_tile(w, s) for w in warps for s in stages)
     return ({"config": tiles, "columns": columns},)

@@ -1,23 +1,25 @@
-"""The Helion kernel body of the gradients of gates: products of states and of pairs, never a difference.
+"""The Helion kernel body of the gradients of gates, by products of states and of pairs without differences.
 
     h_t = D_t * h_(t-1) + k_t v_t',  o_t = scale h_t' q_t,  D_t[i, j] = exp(rows_t[i] + columns_t[j])
 
 The gradient of rows_t sums, over j, the decayed state before step t times the gradient of the state after it.
-Both are sums over steps, and their product is one over pairs: what step j < t put into the state and step
-i >= t read, times the decay between them, which step t is part of.  For SPAN steps, with h the state before
-them and dh the gradient of the state after them, D(j, i] the decay over steps j + 1 .. i:
+Both are sums over steps, so their product is a sum over pairs: what step j < t added to the state and step i
+>= t read, times the decay between them, which includes step t.  For SPAN steps, with h the state before them,
+dh the gradient of the state after them, and D(j, i] the decay over steps j + 1 .. i:
 
     before and after:  D(0, C] * (h dh summed over columns)
     before, within:    scale q_i * D(0, i] * (h do_i), summed over i >= t
     within, after:     k_j * D(j, C] * (dh v_j), summed over j < t
     within:            scale q_i * k_j * D(j, i] (do_i . v_j), summed over j < t <= i
 
-Pairs within go level by level, as in chunked/kernels.py: `half`, the highest bit in which i and
-j differ, has j in the left half of a block and i in the right one.  What reaches row r from the other half of
-its block is one product of matrices.  Every factor is a decay, at most 1 for gates at most 0: exp(P w) of log
-decays w, with a matrix P of zeros and ones, so that their gradient is P' times what the factor is in.
+Pairs within the steps are computed level by level, as in chunked/kernels.py: with `half`, the highest bit in
+which i and j differ, j is in the left half of a block and i in the right half.  The terms of row r with the
+other half of its block are one product of matrices.  Every factor is a decay, at most 1 for gates at most 0:
+exp(P w) of log decays w, with a matrix P of zeros and ones, so that the gradient of w is P' times the terms
+with that factor.
 
-The gradient of columns_t is the same of the transposed states: q and do, k and v change places.
+The gradient of columns_t is computed in the same way from the transposed states, with q and do, and k and v,
+exchanged.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from helion_sinkhorn.runtime.device_math import LOG2E
 
 
 def rows_of(x, t, h, d, there):
-    """Rows t and columns d of x[:, h, :], 0 where no row is or no column."""
+    """Rows t and columns d of x[:, h, :], 0 where there is no such row or column."""
     return hl.load(x, [t, h, d], extra_mask=there.unsqueeze(1) & (d < x.size(2)).unsqueeze(0))
 
 
@@ -48,7 +50,7 @@ def columns_of(states, slot, h, r, d):
 
 
 def operand(x, fine):
-    """x as a sum of what a matrix unit takes: itself, or numbers of 8 bits, one if it is one, else two."""
+    """x as a sum of tensors that a matrix unit takes: x itself, or one or two with 8 bits each."""
     if fine:
         return [x.to(torch.float32)]
     return [x] if x.dtype == torch.bfloat16 else pieces_of(x.to(torch.float32), 2)
@@ -66,7 +68,7 @@ def decay_through(whole, rest, single):
 
 
 def log_decays(x, gate, g, g_gamma, t, h, d, there, single):
-    """`exponent` of one side of the state: its own gate, and those of whole states if they go with it."""
+    """`exponent` of one side of the state: its own gate, and the gates of whole states if given."""
     found = [] if gate is None else [rows_of(gate, t, h, d, there)]
     if g is not None:
         found.append(hl.load(g, [t, h], extra_mask=there).unsqueeze(1))
@@ -76,7 +78,7 @@ def log_decays(x, gate, g, g_gamma, t, h, d, there, single):
 
 
 def rows_at(table, slot, length, row, span, descending):
-    """(token of each row, whether there is one) of the steps that have kept states in `slot`."""
+    """(token of each row, whether it exists) for the steps after the kept state in `slot`."""
     sign = -1 if descending else 1
     if table is not None:
         return hl.load(table, [slot, 0]) + sign * row, row < hl.load(table, [slot, 1])
@@ -104,8 +106,7 @@ def linear_attention_gates(
     scale: float,
     facts: hl.constexpr,
 ):
-    """dgk and the sums of it over the channels of a tile; one program for `span` steps and a tile of Dk.
-
+    """Write dgk and its sums over the channels of a tile; a program takes `span` steps and a tile of Dk.
     q, k, gk (tokens, H, Dk), v, do, gv (tokens, H, Dv), g (tokens, H), g_gamma (H,); states and dstates
     (slots, H, Dk, Dv): before and after every `span` steps, as the walks keep them;
     dg (tiles, tokens, H) float32.

@@ -32,21 +32,21 @@ KERNELS = {
 
 
 WIDTH = 64
-"""Columns of a tile of Dk or Dv; narrower ones ptxas 12.8 gets wrong (docs/dev/helion.md)."""
+"""Columns of a tile of Dk or Dv; ptxas 12.8 miscompiles narrower tiles (docs/dev/helion.md)."""
 OTHER = {"gk": "gv", "gv": "gk"}
 
 
 def sides(gates: str) -> tuple[str, ...]:
-    """The sides of a state whose decays have gradients; g and g_gamma go with the last one, or with rows."""
+    """The sides of a state whose decays have gradients; the last one computes those of g and g_gamma too."""
     there = tuple(side for side in ("gk", "gv") if side in gates.split())
     return there or (("gk",) if gates else ())
 
 
 def wanted_sides(gates: str, wanted: Sequence[bool]) -> dict[str, tuple[bool, bool]]:
-    """(of its own gate, of g and g_gamma): what is wanted of each side of which anything is.
+    """The sides with a wanted gradient, each with (whether of its own gate, whether of g and g_gamma).
 
     Args:
-        wanted: of g, g_gamma, gk and gv.
+        wanted: whether the gradients of g, g_gamma, gk and gv are wanted.
     """
     of_steps, own = any(wanted[:2]), dict(zip(("gk", "gv"), wanted[2:], strict=True))
     there = sides(gates)
@@ -55,13 +55,13 @@ def wanted_sides(gates: str, wanted: Sequence[bool]) -> dict[str, tuple[bool, bo
 
 
 def call_of(p: Problem, side: str) -> ChunkCall:
-    """What a config is chosen for."""
+    """What the config of a side is chosen for."""
     return gates_call(p.q.dtype, *p.sides, p.gates, side)
 
 
 @functools.cache
 def gates_call(dtype: torch.dtype, dk: int, dv: int, gates: str, side: str) -> ChunkCall:
-    """The same; columns are the rows of a transposed state."""
+    """What the config of a side is chosen for; columns count as rows of the transposed state."""
     if side == "gv":
         names = [OTHER.get(name, name) for name in gates.split()]
         return ChunkCall(str(dtype)[6:], dv, dk, " ".join(sorted(names)))
@@ -79,7 +79,7 @@ def rows_of_slots(p: Problem) -> Some:
     n = (torch.searchsorted(firsts, slots, right=True) - 1).clamp(min=0)
     below = (slots - firsts[n]) * SPAN
     token = ends[n + 1] - 1 - below if p.reverse else ends[n] + below
-    # no rows of a slot before the first sequence, which may begin after the first step
+    # a slot before the first sequence, which may begin after the first step, has no rows
     return torch.stack((token, torch.where(below < 0, 0, (ends.diff()[n] - below).clamp(0, SPAN))), 1)
 
 
@@ -120,6 +120,6 @@ def gates(
         """Batch and time are one axis of tokens."""
         return *[x if x is None or x.dim() < 3 else x.flatten(0, 1) for x in tensors[:9]], *tensors[9:]
 
-    # dtypes and gates of the walk do not follow from the layouts of these
+    # the layouts of these tensors do not say the dtypes and gates of the walk
     launch(KERNELS[KERNEL], call, tensors, call, *constants, batch=p.batch, choice=choice, views=views)
     return dgk, None if dg is None else dg.sum(0)

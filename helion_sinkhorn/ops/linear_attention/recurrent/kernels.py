@@ -6,8 +6,8 @@ A walk reads one vector per step out of a state H (Dk x Dv), which decays and ta
     late:   H <- H + scale k_t v_t',  o_t = H' q_t,  H <- D_t * H
     D_t[i, j] = exp(g_t + g_gamma + gk_t[i] + gv_t[j])
 
-The operator and its three vector gradients are four walks (docs/dev/linear_attention.md), each with the
-operator's tensors in other places; a walk sums over Dk alone, so tiles of Dv know nothing of each other:
+The operator and its three vector gradients are four walks (docs/dev/linear_attention.md), which take the
+operator's tensors in different roles.  A walk sums over Dk only, so tiles of Dv are independent:
 
     result  q   k   v   gk  gv  steps     decay
     o       q   k   v   gk  gv  in order  early
@@ -15,9 +15,9 @@ operator's tensors in other places; a walk sums over Dk alone, so tiles of Dv kn
     dk      v   do  q   gv  gk  reversed  late
     dv      k   q   do  gk  gv  reversed  late
 
-A vector of the Dk side comes as (ck, rk), of the Dv side as (cv, rv).  Triton deals the last axes of a tile
-out to threads, so the state (rk, rv, cv, ck) has rk x rv entries in a thread's registers, which come in runs
-from memory, and the sum over Dk is rk additions in a thread and log2(ck) exchanges within a warp.
+A vector of the Dk side has the shape (ck, rk), one of the Dv side (cv, rv).  Triton distributes the last axes
+of a tile over threads, so a thread has rk x rv entries of the state (rk, rv, cv, ck) in registers, which are
+contiguous in memory, and the sum over Dk is rk additions in a thread and log2(ck) exchanges within a warp.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def over_k(w):
 
 
 def over_v(w):
-    """The same of the Dv side."""
+    """A vector of the Dv side, broadcast over the state."""
     return w.permute(1, 0).unsqueeze(0).unsqueeze(3)
 
 
 def summed(h, rk, in_order):
     """The sum of a state over Dk, (cv, rv).
 
-    From Triton 3.8 on the sum of a thread's entries is a tree, in which every second product fuses; in order
-    all but the first do.
+    From Triton 3.8 on the sum of a thread's entries is a tree, in which every second product is fused; in
+    order all but the first are.
     """
     if in_order:
         like = hl.zeros([h.size(1), h.size(2), h.size(3)], dtype=torch.float32)
@@ -100,7 +100,7 @@ def of_head(g_gamma, head):
 
 
 def added(first, second):
-    """The sum of what is there of two."""
+    """The sum of two values of which either may be None."""
     if first is None or second is None:
         return second if first is None else first
     return first + second
@@ -118,15 +118,16 @@ def decayed(h, rate, gk, gv):
 
 
 def lane(w):
-    """A vector (cv, rv) as (rv, cv, 1), for every lane the same."""
+    """A vector (cv, rv) as (rv, cv, 1), the same for every lane."""
     return w.permute(1, 0).unsqueeze(2)
 
 
 def stacked(parts, number):
-    """Vectors (rv, cv, 1 or all lanes) with one lane each, the last one repeated, as (cv lanes, rv).
+    """Vectors (rv, cv, 1 or all lanes) as (cv lanes, rv), with a lane for each and the last one repeated.
 
-    Selects leave them where the sums over Dk left them; a join would take each through shared memory.  So
-    would a store of three axes from Triton 3.7 on, which deals cv out to threads before the lanes.
+    Selects leave the vectors in the threads that have the sums over Dk; a join would move each through shared
+    memory.  So would a store of three axes from Triton 3.7 on, which distributes cv over threads before
+    lanes.
     """
     stack = parts[-1]
     for i in range(len(parts) - 1):
@@ -138,7 +139,7 @@ def stacked(parts, number):
 def walk(
     h, tensors, rate, tile, begin, first, descending, many, count, together, head, scale, late, in_order
 ):
-    """The state after `many` steps: all loads first, which the barriers of exchanges would hold back."""
+    """The state after `many` steps, with all loads first, which would wait at the barriers of exchanges."""
     q, k, v, o, g, gk, gv = tensors
     sign = -1 if descending else 1
     ts = [first + sign * (begin + i) for i in range(many)]
@@ -164,8 +165,8 @@ def walk(
         if late:
             h = decayed(h, rates[i], gks[j], gvs[i])
     number = hl.arange(count)
-    # Upward from the lowest token: AMD's buffer offsets are unsigned, so no lane may subtract its part.
-    # What there is no step for repeats the last one.
+    # Upward from the lowest token, since AMD's buffer offsets are unsigned and no lane may subtract its part.
+    # Lanes without a step repeat the last one.
     lowest, rising = (ts[-1], outs[::-1]) if descending else (ts[0], outs)
     at = lowest + number.clamp(max=many - 1)
     # Unmasked: units are a power of two, so a block divides them.
@@ -185,7 +186,7 @@ def span_of(cu_seqlens, n, length):
 
 
 def first_slot(cu_seqlens, n, begin, blocks, span):
-    """Where the kept states of sequence n begin: packed ones take no more than they have, and one."""
+    """Where the kept states of sequence n begin; packed sequences take one more than they need."""
     return n * blocks if cu_seqlens is None else begin // span + n
 
 
@@ -196,11 +197,11 @@ def kept_state(h, cu_seqlens):
 
 
 def of_state(x, pair, tile, ck, rk, units):
-    """A sequence's state, as the threads hold it that sum over Dk.
+    """A sequence's state in the layout of the threads that sum over Dk.
 
-    The loop keeps the layout in which this is loaded.  Rows of one axis, in the order (rk, cv, ck), leave no
-    choice; a tile of six axes takes the order of memory, in which the sums cross warps and 64 x 128 entries
-    spill 96 bytes a thread under Triton 3.6 and 800 under 3.9 (o, bfloat16, sm_90).
+    The loop keeps the layout of this load.  Rows on one axis, in the order (rk, cv, ck), leave no choice.  A
+    tile of six axes would take the order of memory, in which sums cross warps and 64 x 128 entries spill 96
+    bytes a thread under Triton 3.6 and 800 under 3.9 (o, bfloat16, sm_90).
     """
     inner, outer = hl.arange(rk), hl.arange(ck)
     before = ((pair * ck + outer.unsqueeze(0)) * rk + inner.unsqueeze(1)) * units
@@ -210,12 +211,12 @@ def of_state(x, pair, tile, ck, rk, units):
 
 
 def in_turn(i, count, late):
-    """The i-th of so many things, or from their end."""
+    """The i-th of `count` places, counted from the end if late."""
     return count - 1 - i if late else i
 
 
 def first_step(begin, size, below, many, descending, late):
-    """The token at which a walk enters the steps from `below` on, so many, of a sequence."""
+    """The token at which a walk enters the `many` steps from `below` on of a sequence."""
     position = below + many - 1 if late else below
     return begin + size - 1 - position if descending != late else begin + position
 
@@ -242,9 +243,9 @@ def linear_attention_walk(
 
     q, k, gk (tokens, H, ck, rk), v, gv (tokens, H, cv, rv), o the same as (tokens H cv, rv), g (tokens, H),
     g_gamma (H,); states start (N H Dk cv, rv) and end (N, H, ck, rk, cv, rv), float32.  Sequence n has the
-    tokens cu_seqlens[n] to cu_seqlens[n + 1], or n length to (n + 1) length.  None leaves a gate, or a
-    result, out; start is then 0.  cv is a power of two.  The first three may be int32, words of two entries.
-    `together` steps of these, a power of two that divides count, are one load.
+    tokens cu_seqlens[n] to cu_seqlens[n + 1], or n length to (n + 1) length.  A gate or a result may be None,
+    and so may start, which is then 0.  cv is a power of two.  q, k and gk may be int32, words of two entries;
+    one load takes `together` steps of them, a power of two that divides count.
 
     states (slots, H, ck, rk, cv, rv) receives the state with which a walk enters every `span` steps of a
     sequence: before the first of them in time if early, after the last one if late.
@@ -254,7 +255,7 @@ def linear_attention_walk(
     rk = 2 * run if q.dtype == torch.int32 else run
     units, rv = hl.specialize((v.size(2), v.size(3)))
     tensors = (q, k, v, o, g, gk, gv)
-    # vector loads need to know that threads read neighbours
+    # vector loads need strides that are known to make threads read neighbours
     hl.specialize((q.stride(), k.stride(), v.stride(), o.stride()))
     if gk is not None:
         _ = hl.specialize(gk.stride())

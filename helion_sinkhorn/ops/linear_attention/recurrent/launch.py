@@ -1,4 +1,4 @@
-"""From tensors to the walks of recurrent linear attention: o, and the gradient of everything that made it."""
+"""From tensors to the walks of recurrent linear attention: o, and the gradients of all arguments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BODY = f"helion_sinkhorn.ops.linear_attention.recurrent.kernels:{KERNEL}"
 
 
 def walk_facts(chosen: Chosen, call: WalkCall, vectors: torch.Tensor, *values: Any) -> tuple[Any, ...]:
-    """What the body takes after its tensors; `vectors` are of the Dk side, as it takes them."""
+    """What the body takes after its tensors; `vectors` is a tensor of the Dk side as the body takes it."""
     sequences, steps, scale, span, backwards, late = values
     count = dict(chosen.choice.variant)["count"]
     together = steps_together(vectors, chosen, count)
@@ -53,10 +53,10 @@ def split(x: Some, run: int) -> Some:
 
 
 def in_words(x: Some) -> Some:
-    """Vectors of the Dk side, bfloat16 as 32-bit words of two entries where they lie so in memory.
+    """Vectors of the Dk side, with bfloat16 entries as 32-bit words of two where the layout permits.
 
-    Threads exchange words in half the accesses to shared memory.  Of 16-bit entries Triton 3.6 makes four
-    times as many: 272 in eight steps, and 80 under 3.9 (dk, 64 x 128, compiled for sm_90).
+    Threads exchange words in half the accesses to shared memory.  With 16-bit entries Triton 3.6 makes four
+    times as many accesses: 272 in eight steps, against 80 under 3.9 (dk, 64 x 128, compiled for sm_90).
     """
     if x is None or x.dtype != torch.bfloat16 or x.data_ptr() % 4 or x.size(-1) % 2:
         return x
@@ -65,9 +65,9 @@ def in_words(x: Some) -> Some:
 
 
 def steps_together(vectors: torch.Tensor, chosen: Chosen, count: int) -> int:
-    """Steps, of `count`, whose vectors of the Dk side one load takes, for each thread to load one number.
+    """How many of `count` steps one load of the Dk side takes, so that each thread loads one number.
 
-    Triton takes a load of fewer numbers than threads for cheap: each thread then loads all that it needs by
+    Triton considers a load of fewer numbers than threads cheap: each thread then loads all that it needs
     itself, which in a walk takes up to 2.5 times as long as an exchange through shared memory.
     """
     threads = dict(chosen.choice.config).get("num_warps", 4) * chosen.device.warp_size
@@ -82,7 +82,7 @@ def split_state(x: Some, transposed: bool, rk: int, rv: int) -> Some:
 
 
 def sums_in_order(chosen: Chosen) -> bool:
-    """Whether a thread's sums have to be told their order, which up to Triton 3.7 is theirs anyway."""
+    """Whether a thread's sums need a prescribed order; up to Triton 3.7 they have it by default."""
     return chosen.device.vendor == "nvidia" and not chosen.interpret and store.triton_version() >= (3, 8)
 
 
@@ -96,20 +96,20 @@ def walk(
     states: Some = None,
     choice: Choice | None = None,
 ) -> None:
-    """One launch: writes out (B, T, H, D) and, where given, the last state and those at every SPAN steps."""
+    """One launch: write out (B, T, H, D) and, if given, the last state and those at every SPAN steps."""
     role, call = ROLES[result], p.call(result)
     named = {"q": p.q, "k": p.k, "v": p.v, "do": do}
     q, k, v = [named[name] for name in role.operands]
     gk, gv = (p.gv, p.gk) if role.transposed else (p.gk, p.gv)
     if start is not None:
-        # loaded as rows of the kept side; the copy is as large as the state, and no step waits for it
+        # it is loaded as rows of the kept side, so a transposed state is copied once before all steps
         start = (start.mT if role.transposed else start).contiguous()
     tensors = q, k, v, out, p.g, p.g_gamma, gk, gv, start, end, states, p.cu_seqlens
     span = UNKEPT_SPAN if states is None else SPAN
     values = p.sequences, p.q.size(1), p.scale, span, p.reverse != role.late, role.late
 
     def make(chosen: Chosen) -> None:
-        # the config decides how a vector is cut, and with it whether its entries are read in words
+        # the config decides how a vector is split, and so whether its entries are read as words
         key = chosen.choice, result, values, layout_key(*tensors)
         if launch_kept(key, *tensors):
             return
@@ -177,7 +177,7 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, last state); the contract is linear_attention.recurrent_linear_attention's.
 
-    choices: by the result of the walk, where the caller has one of its own.
+    choices: the caller's choices, by the result of the walk.
     """
     p = Problem.fitting(q, k, v, g, g_gamma, gk, gv, scale, reverse, cu_seqlens)
     end = p.new_state()
@@ -204,10 +204,10 @@ def backward(
 ) -> tuple[Some, ...]:
     """Gradients of q, k, v, g, g_gamma, gk, gv and initial_state, None for each that is not wanted.
 
-    A walk that is not wanted for its result is made where gates need the states that it keeps.
+    A walk whose result is not wanted still runs if the gradients of gates need the states that it keeps.
 
     Args:
-        wanted: which of them; all that are there if None.
+        wanted: which gradients to compute; None for all.
     """
     wanted = all_of((q, k, v, g, g_gamma, gk, gv, initial_state)) if wanted is None else wanted
     of_q, of_k, of_v, *of_gates, of_start = wanted
@@ -223,7 +223,7 @@ def backward(
     dv = walk_dv(p, do, dend, dstart, choices.get("dv")) if of_v or of_start else None
     dgates, dg = {}, None
     for side, both in wanted_sides(p.gates, of_gates).items():
-        # g and g_gamma go with the last one
+        # the last side computes those of g and g_gamma
         dgates[side], dg = gates(p, do, states, dstates, side, both, choices.get(f"d{side}"))
     made = (
         unpad(dq, dk_size),

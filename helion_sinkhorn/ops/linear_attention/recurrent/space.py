@@ -11,19 +11,19 @@ from helion_sinkhorn.runtime.space import Grid, Items, largest_run, power_of_two
 SPAN = 64
 """Steps between states that are kept for the gradients of gates."""
 UNKEPT_SPAN = 1 << 20
-"""The same for a walk that keeps none: its steps are then one loop, in which loads run ahead all the way."""
+"""The span of a walk that keeps no states: its steps are one loop, in which loads always run ahead."""
 
 
 @dataclass(frozen=True)
 class Role:
-    """How one result comes from a walk."""
+    """How a walk computes one result."""
 
     operands: tuple[str, str, str]
-    """What stands for q, k and v."""
+    """The tensors that take the roles of q, k and v."""
     transposed: bool = False
-    """Whether the state is that of the operator transposed, and gk and gv change places."""
+    """Whether the state is the operator's state transposed, and gk and gv are exchanged."""
     late: bool = False
-    """Whether the walk goes against the operator's direction and decays after the output."""
+    """Whether the walk runs against the operator's direction and decays after the output."""
 
 
 ROLES = {
@@ -60,7 +60,7 @@ class WalkCall(Keyed):
 
 
 def walk_tile(call: WalkCall, device: Device, rk: int, rv: int, warps: int) -> Items:
-    """So many warps with rk x rv entries of the state in a thread, or as few as hold a whole result."""
+    """`warps` warps with rk x rv entries of the state in a thread, or fewer if they hold a whole result."""
     lanes = max(1, device.warp_size // power_of_two(-(-call.summed // rk)))
     units = power_of_two(-(-call.kept // rv))
     warps = max(1, min(warps, units // lanes))
@@ -68,7 +68,7 @@ def walk_tile(call: WalkCall, device: Device, rk: int, rv: int, warps: int) -> I
 
 
 def walk_default(call: WalkCall, device: Device) -> tuple[Items, Items]:
-    # sums over 8 threads of up to 32 entries of the state each
+    # a sum over 8 threads, each with up to 32 entries of the state
     rk = largest_run(call.summed, min(16, max(1, call.summed // 8)))
     rv = largest_run(call.kept, min(8, max(1, 32 // rk)))
     warps = min(16, max(4, power_of_two(call.summed) // 32))
@@ -78,7 +78,7 @@ def walk_default(call: WalkCall, device: Device) -> tuple[Items, Items]:
 def walk_space(call: WalkCall, device: Device) -> tuple[Grid, ...]:
     lanes = max(1, power_of_two(call.summed) // 8)
     grids: dict[Items, None] = {}
-    # of 8 threads a sum, 32 or 16 entries each
+    # a sum over 8 threads, each with 32 or 16 entries
     for entries, warps in ((32, 4), (32, 8), (16, 8), (16, 4)):
         rk = largest_run(call.summed, lanes)
         rv = largest_run(call.kept, min(8, max(1, entries // rk)))

@@ -1,1 +1,1 @@
-"""mHC's projection: a product of the residual streams with M rows, divided by the streams' norm."""
+"""mHC's projection: the product of the residual streams with M rows, divided by the norm of the streams."""

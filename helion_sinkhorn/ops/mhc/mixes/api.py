@@ -28,7 +28,7 @@ PRECISIONS = ("float32", "tf32")
 
 
 class Prenorm(NamedTuple):
-    """What a projection makes of streams before their norm."""
+    """The projection of streams and their mean square, before the norm."""
 
     product: torch.Tensor
     """(..., M), z."""
@@ -54,28 +54,30 @@ def hc_mixes(
 
     With w = norm_weight or 1, and K = n C:
         z_j = sum_i fn_ji w_i x_i,  q = sum_i x_i^2 / K,  r = 1 / sqrt(q + norm_eps),  mixes_j = r z_j
-    and with eps_outside r = 1 / (sqrt(q) + norm_eps).  This is an RMSNorm of all K values with the projection
-    before it.  The gradients are exact, from x, fn and mixes:
+    and with eps_outside r = 1 / (sqrt(q) + norm_eps).  This is an RMSNorm of all K values and a projection,
+    with the projection computed first.  The gradients are exact and computed from x, fn and mixes:
         dx_i = r sum_j dmixes_j fn_ji w_i + k <dmixes, mixes> x_i,  k = -r^2 / K, or -r / (K sqrt(q)) with
                eps_outside,
         dfn_ji = w_i d_ji,  dw_i = sum_j fn_ji d_ji,  d_ji = sum over tokens of r dmixes_j x_i
-    With prenorm=True the results are z and q, as DeepGEMM's hc_prenorm_gemm has them apart:
+    With prenorm=True the results are z and q, as in DeepGEMM's hc_prenorm_gemm:
         dx_i = sum_j dz_j fn_ji w_i + 2 dq x_i / K,  d_ji = sum over tokens of dz_j x_i
 
     Args:
         x: (..., n, C) with n C = K, or merged (..., K), float32, bfloat16, float16 or float64, any layout.
-            Merged is what ends in K entries: merge one stream (..., 1, K) first, or mixes is (..., 1, M).
-        fn: (M, K), M from 1 to 288, any floating dtype, computed with in float32.
+            An x whose last dimension has K entries is merged: for one stream (..., 1, K) mixes would be
+            (..., 1, M), so merge it first.
+        fn: (M, K), M from 1 to 288, any floating dtype, converted to float32.
         norm_eps: at least 1.2e-38, float32's smallest normal number.
         norm_weight: (K,), any floating dtype, the norm's weight; 1 if left out.
-        precision: how the kernels make the products, of bfloat16 parts.  "float32" takes three of fn, dmixes
-            and float32 x and two of float16 x, which hold every bit: errors come from float32 sums only.
-            The factors of a dx narrower than float32 have two: its error is at most 1.0002 times that of its
-            one rounding.  "tf32" is for users who need only TF32 accuracy, 11 bits: it takes two, 16 bits,
-            at two thirds of the products or less.  PyTorch computes in float32 for both.
+        precision: how many bfloat16 parts the kernels split factors into.  "float32" splits fn, dmixes and
+            float32 x into three and float16 x into two, which hold every bit: errors come from float32 sums
+            only.  Where dx is narrower than float32, its factors have two parts, and its error is at most
+            1.0002 times that of its one rounding.  "tf32" splits into two, 16 bits, for users who need only
+            the 11 bits of TF32: it takes two thirds of the products or less.  PyTorch computes in float32
+            for both.
         eps_outside: add norm_eps to the root instead of under it.
-        prenorm: return z and q, which norm_eps and eps_outside have no part in.  Sums over parts of the
-            entries, such as sums of several ranks, are added before the norm.
+        prenorm: return z and q, on which norm_eps and eps_outside have no influence.  Use it to add sums over
+            parts of the entries, such as those of several ranks, before the norm.
         implementation: "auto" takes the Helion kernels on a GPU and PyTorch elsewhere, in float64 and for
             n C = 1; "helion" and "pytorch" ask for one of them.
 
@@ -86,8 +88,8 @@ def hc_mixes(
         once to the dtype of x, the gradients of fn and norm_weight once to theirs.  Bitwise reproducible, and
         a token's mixes and dx do not depend on the tokens around it, with any config.  The gradient of fn is
         a sum over tokens in a fixed order.  A token of zeros has mixes 0 and dx = r dmixes fn, r up to
-        1 / sqrt(norm_eps).  Squares below 1.2e-38 count as they underflow, values of more than 1.8e19 as
-        infinite: r is 0 then.  Accumulation and errors: docs/mhc.md.
+        1 / sqrt(norm_eps).  Squares below 1.2e-38 lose bits as they underflow; the square of a value above
+        1.8e19 is infinite, and r is 0 then.  docs/mhc.md describes the accumulation and its errors.
 
     Raises:
         TypeError: an argument is no floating-point tensor, a constant is no number or flag.
@@ -109,7 +111,7 @@ def hc_mixes(
 
 
 def projected(x, fn, norm_weight, options, implementation) -> torch.Tensor:
-    """hc_mixes of checked arguments; options: its norm_eps, eps_outside and precision."""
+    """hc_mixes of checked arguments; options are norm_eps, eps_outside and precision."""
     fn, serves = weighted(x, fn, norm_weight, implementation)
     run = torch_op.HcMixes.apply if differentiates(x, fn) else torch_op.call
     mixes, _ = run(x, fn, *options, serves)
@@ -117,7 +119,7 @@ def projected(x, fn, norm_weight, options, implementation) -> torch.Tensor:
 
 
 def weighted(x, fn, norm_weight, implementation) -> tuple[torch.Tensor, str]:
-    """fn with the norm's weight in it, and who computes the call."""
+    """fn times the norm's weight, and the implementation that computes the call."""
     serves = implementation_for(implementation, "x", x, beyond_kernels(fn))
     register_sharding_for(x, fn, *(() if norm_weight is None else (norm_weight,)))
     if norm_weight is not None:
@@ -127,9 +129,10 @@ def weighted(x, fn, norm_weight, implementation) -> tuple[torch.Tensor, str]:
 
 
 def beyond_kernels(fn) -> Callable[[], str] | None:
-    """What says which limit of the kernels a call is beyond; None if it is beyond none.
+    """A function that says which limit of the kernels a call exceeds; None if it exceeds none.
 
-    An axis of one entry is read once for each place of its tile: on an H100 a product came out 8 times.
+    An axis of one entry is read once for each place of its tile: on an H100 a product came out 8 times as
+    large.
     """
     if fn.shape[1] > 1:
         return None
@@ -137,7 +140,7 @@ def beyond_kernels(fn) -> Callable[[], str] | None:
 
 
 def check_tensors(x, fn, norm_weight) -> None:
-    """Raise unless fn and norm_weight are for entries like the entries of x."""
+    """Raise unless fn and norm_weight fit the entries of x."""
     given = {"x": (x, "(..., n, C) or (..., n C)"), "fn": (fn, "(M, n C)")}
     if norm_weight is not None:
         given["norm_weight"] = norm_weight, "(n C,)"

@@ -1,8 +1,8 @@
 """hc_mixes in PyTorch: what a CPU runs, and a GPU for float64.
 
-A BLAS takes the order of a sum from the count of rows and from where they begin.  So rows begin at 64-byte
-boundaries, and chunks of the tokens have as many as were found to be summed alike on this machine.  What is
-not so, the last tokens above all, is copied into a buffer that is.
+In a BLAS the order of a sum depends on the number of rows and on their addresses.  So rows begin at 64-byte
+boundaries, and the numbers of tokens in a chunk are numbers that were found to have one order of sums on this
+machine.  Tokens that do not fit, mainly the last ones, are copied into a buffer that does.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from helion_sinkhorn.runtime.pieces import ENTRIES, computing, sum_last
 from helion_sinkhorn.runtime.wanted import Some, room_for
 
 CHUNK = 16
-"""Tokens of a chunk where no other number of them has the same bits."""
+"""Tokens of a chunk if no other number of tokens gives the same bits."""
 COUNTS = 4, 8, 16, 32, 64, 128, 256
-"""Those that are tried: a chunk costs as much for one token as for all."""
+"""Numbers of tokens that are tried; a chunk costs as much for one token as for all."""
 ENOUGH = 64
-"""Tokens with which a BLAS is near its best; more are for few columns."""
+"""Tokens with which a BLAS is near its best speed; with few columns it takes more."""
 CHUNK_ON_GPU = 4096
 ALIGNED = 16
-"""Entries that rows of a buffer are padded to a multiple of: 64 bytes of float32."""
+"""Rows of a buffer are padded to a multiple of so many entries: 64 bytes of float32."""
 
 
 def _chunks_of(device: torch.device, fn: torch.Tensor) -> tuple[int, ...]:
@@ -36,7 +36,7 @@ def _chunks_of(device: torch.device, fn: torch.Tensor) -> tuple[int, ...]:
 
 @functools.cache
 def _summed_alike(m: int, size: int, dtype: torch.dtype, threads: int) -> tuple[int, ...]:
-    """CHUNK and the numbers whose rows have its bits, in both products with (m, size), tried once."""
+    """CHUNK and the numbers of tokens that give its bits in both products with (m, size), tried once."""
     most = max(ENOUGH, min(COUNTS[-1], ENTRIES // size))
     random = torch.Generator().manual_seed(0)
     fn, x, g = (
@@ -56,7 +56,7 @@ def _summed_alike(m: int, size: int, dtype: torch.dtype, threads: int) -> tuple[
 
 
 def _is_aligned(t: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether its rows need no copy."""
+    """Whether the rows of t need no copy."""
     plain = t.dtype == dtype and t.size(1) % ALIGNED == 0 and t.is_contiguous() and t.device.type == "cpu"
     return plain and t.data_ptr() % 64 == 0
 
@@ -97,7 +97,7 @@ def _chunks(
 def forward(
     x: torch.Tensor, fn: torch.Tensor, norm_eps: float, eps_outside: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(mixes (T, M), norms (T, 2)) for x (T, K) and fn (M, K); norms are r and k, see `norms_of`."""
+    """(mixes (T, M), norms (T, 2)) for x (T, K) and fn (M, K); norms are r and k of `norms_of`."""
     dtype = computing(x.dtype)
     mixes, q = x.new_empty(x.size(0), fn.size(0), dtype=dtype), x.new_empty(x.size(0), dtype=dtype)
     prenorm(x, fn, mixes, q)
@@ -113,16 +113,17 @@ def prenorm(x: torch.Tensor, fn: torch.Tensor, product: torch.Tensor, q: torch.T
     for at, (rows,) in _chunks(x, dtype=dtype, counts=_chunks_of(x.device, fn)):
         there = at.stop - at.start
         product[at] = (rows @ fn.mT)[:there, :m]
-        # on a CPU each row is summed alone, but for a single one of many columns
+        # on a CPU each row is summed by itself; only a single row of many columns is not
         summed = rows[: max(there, 2)] if x.device.type == "cpu" else rows
         q[at] = summed.square().sum(-1)[:there]
     q.div_(size)
 
 
 def norms_of(q: torch.Tensor, size: int, norm_eps: float, eps_outside: bool) -> torch.Tensor:
-    """(T, 2): r, which makes mixes of products, and k, with which the gradient of r is k <dmixes, mixes> x.
+    """(T, 2): r, the factor from products to mixes, and k: the norm adds k <dmixes, mixes> x to dx.
 
-    k is -r^2 / size, or for an eps outside the root -r / (size sqrt(q)), 0 where q is: mixes is linear there.
+    k is -r^2 / size, or with eps outside the root -r / (size sqrt(q)); it is 0 where q is 0, since mixes is
+    linear there.
     """
     if not eps_outside:
         r = 1 / (q + norm_eps).sqrt()
@@ -140,9 +141,9 @@ def backward(
     norms: torch.Tensor,
     wanted: Sequence[bool] = (True, True),
 ) -> tuple[Some, Some]:
-    """(dx (T, K) in the dtype of x, dfn (M, K) in the computing dtype) of `forward`'s results.
+    """(dx (T, K) in the dtype of x, dfn (M, K) in the computing dtype) of `forward`.
 
-    None for each that is not wanted.
+    Each that is not wanted is None.
     """
     along = norms[:, 1] * sum_last(dmixes * mixes)
     return gradients(norms[:, :1] * dmixes, along, x, fn, wanted)
@@ -155,7 +156,7 @@ def prenorm_backward(
     fn: torch.Tensor,
     wanted: Sequence[bool] = (True, True),
 ) -> tuple[Some, Some]:
-    """The same of `prenorm`'s results."""
+    """(dx, dfn) of `prenorm`, as in `backward`."""
     return gradients(dproduct, dsquare * (2 / x.size(1)), x, fn, wanted)
 
 

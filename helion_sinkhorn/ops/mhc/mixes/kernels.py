@@ -1,14 +1,14 @@
 """The Helion kernel bodies of hc_mixes: a product of streams with few rows, by the matrix units.
 
-x (T, K) and fn (M, K) in float32 are multiplied as sums of bfloat16 numbers, whose products are exact:
-x of bfloat16 is one, float16 two, a float32 three (two if TF32's precision is enough).  A matrix unit cuts
-its sums instead of rounding them, so sums of one block of columns or tokens are added to the others outside.
+x (T, K) and fn (M, K) are multiplied as sums of bfloat16 numbers, whose products are exact: a bfloat16 is one
+such number, a float16 two, a float32 three (two if TF32's precision is enough).  A matrix unit truncates its
+sums instead of rounding them, so the sums of blocks of columns or tokens are added outside of it.
 
     split       the parts of fn
-    partials    a fixed chunk of columns for some tokens: products and squares
-    reduce      the chunks in their order, the root mean square, mixes
-    upstream    the parts of r dmixes, and what the norm adds to dx as a factor of x
-    backward    a block of columns of a stream for a share of the tokens: dx, and dfn of that share
+    partials    products and squares, for some tokens and a fixed chunk of columns
+    reduce      mixes: the chunks added in their order, and divided by the root mean square
+    upstream    the parts of r dmixes, and the factor of x in what the norm adds to dx
+    backward    dx, and dfn of a share of the tokens, for that share and a block of columns of a stream
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from helion_sinkhorn.runtime.device_math import multiply_add
 
 
 def parts_of(value, count):
-    """`count` bfloat16 numbers that add up to each float32, to 8 bits more with each; largest first."""
+    """`count` bfloat16 numbers that add up to each float32, largest first; each holds 8 more bits."""
     found = []
     rest = value.to(torch.float32)
     for _ in range(count):
@@ -31,7 +31,7 @@ def parts_of(value, count):
 
 
 def given_parts(value, count):
-    """The parts of a value, which is its own part if it is bfloat16."""
+    """The parts of a value; a bfloat16 value is its only part."""
     return [value] if value.dtype == torch.bfloat16 else parts_of(value, count)
 
 
@@ -41,9 +41,9 @@ def turned(parts):
 
 
 def product(left, right, most, interpret):
-    """The matrix product of two lists of parts, from zero; of products beyond the first `most` bits none.
+    """The matrix product of two lists of parts, starting from zero, the smallest products first.
 
-    The smallest are added first.
+    Products of parts i and j with i + j >= `most` are left out.
     """
     pairs = [(i, j) for i in range(len(left)) for j in range(len(right)) if i + j < most]
     total = None
@@ -57,18 +57,18 @@ def product(left, right, most, interpret):
 
 
 def store_parts(whole, value, rows, columns, parts):
-    """The parts of a block, in whole (rows, parts, columns)."""
+    """Store the parts of a block in whole (rows, parts, columns)."""
     for k, part in enumerate(parts_of(value, parts)):
         hl.store(whole, [rows, k, columns], part)
 
 
 def parts_at(whole, rows, columns, parts):
-    """The parts of a block of rows and columns of what store_parts wrote."""
+    """The parts of a block of rows and columns, as store_parts wrote them."""
     return [hl.load(whole, [rows, k, columns]) for k in range(parts)]
 
 
 def hc_mixes_split(fn: torch.Tensor, split: torch.Tensor, facts: hl.constexpr):
-    """split (M, parts, K), the bfloat16 parts of fn (M, K)."""
+    """Write split (M, parts, K), the bfloat16 parts of fn (M, K)."""
     rows, columns, parts = facts
     hl.specialize((fn.stride(), split.stride()))
     for tile_m, tile_k in hl.tile([rows, columns]):
@@ -76,9 +76,9 @@ def hc_mixes_split(fn: torch.Tensor, split: torch.Tensor, facts: hl.constexpr):
 
 
 def no_squares(tile_t, block_k, interpret):
-    """Zeros to add the squares of a block to: one a column, or one a token in Helion's reference mode.
+    """Zeros to add the squares of a block to, one for each column.
 
-    That has blocks of other widths.
+    In Helion's reference mode, where blocks have other widths, there is one for each token.
     """
     return hl.zeros([tile_t, 1] if interpret else [tile_t, block_k], dtype=torch.float32)
 
@@ -95,9 +95,9 @@ def hc_mixes_partials(
     squares: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """partials (T, splits, M) = x fn' and squares (T, splits), over `chunk` columns each.
+    """Write partials (T, splits, M) = x fn' and squares (T, splits), over `chunk` columns each.
 
-    split (M, parts, K) is fn in parts: made once, they go to the matrix units without a register.
+    split (M, parts, K) holds the parts of fn, which the matrix units then read without registers.
     """
     rows, columns, splits, chunk, block_m, x_parts, parts, interpret = facts
     tokens = x.size(0)
@@ -117,7 +117,7 @@ def hc_mixes_partials(
 
 
 def in_order(partials, squares, tile_t, splits):
-    """Sums over the chunks, one after another."""
+    """The sums over the chunks, added one after another."""
     total = hl.load(partials, [tile_t, 0, slice(None)])
     square = hl.load(squares, [tile_t, 0])
     for s in range(1, splits):
@@ -133,7 +133,7 @@ def hc_mixes_reduce(
     norms: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """mixes (T, M) and norms (T, 2) from the chunks, added in their order."""
+    """Write mixes (T, M) and norms (T, 2) from the chunks, added in their order."""
     splits, size, norm_eps, eps_outside = facts
     tokens = mixes.size(0)
     hl.specialize((mixes.size(1), partials.stride(), squares.stride()))
@@ -160,24 +160,24 @@ def hc_mixes_upstream(
     along: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """g (T, parts, M), the bfloat16 parts of r dmixes, and along (T,) = k (dmixes . mixes)."""
+    """Write g (T, parts, M), the bfloat16 parts of r dmixes, and along (T,) = k (dmixes . mixes)."""
     parts, how = facts
     tokens = mixes.size(0)
     hl.specialize((mixes.size(1), g.stride()))
     for tile_t in hl.tile(tokens):
         upstream = dmixes[tile_t, :].to(torch.float32)
-        # rounded products: which of two fuses with their sum would depend on the program
+        # products are rounded, since which of two is fused with their sum would depend on the program
         products = multiply_add(upstream, mixes[tile_t, :], torch.zeros_like(upstream), how)
         along[tile_t] = products.sum(1) * norms[tile_t, 1]
         store_parts(g, upstream * norms[tile_t, 0].unsqueeze(1), tile_t, slice(None), parts)
 
 
 def besides(along, residual, dy, pre, rows, i, tile_c):
-    """What dx of some tokens takes beside products and x: (along, residual, dy, pre), as they are stored.
+    """What dx of some tokens takes beside products and x: (along, residual, dy, pre), as stored.
 
-    In the place of what is not given stands `along` once more.
+    What is not given is replaced by `along`.
     """
-    # hl.load: in a helper Helion takes an index for an operation on the host
+    # hl.load: inside a helper Helion takes indexing for an operation on the host
     of_norm = hl.load(along, [rows])
     of_residual = of_norm if residual is None else hl.load(residual, [rows, i, tile_c])
     if dy is None:
@@ -186,10 +186,10 @@ def besides(along, residual, dy, pre, rows, i, tile_c):
 
 
 def stream_gradient(product, stream, given, residual, dy, how):
-    """dx of a block of a stream in float32: `product`, what the norm adds, and what is given besides.
+    """dx of a block of a stream in float32: `product`, what the norm adds, and the other gradients given.
 
-    What is loaded comes together first: `product` lies in registers in another order, and each sum of the two
-    costs an exchange.
+    What is loaded is added up first, since `product` lies in registers in another order, and each sum of the
+    two costs an exchange between threads.
     """
     scale, of_residual, of_dy, weight = given
     stream, scale = stream.to(torch.float32), scale.unsqueeze(1)
@@ -215,21 +215,22 @@ def hc_mixes_backward(
     dfn: torch.Tensor | None,
     facts: hl.constexpr,
 ):
-    """dx (T, n, C) = r dmixes fn + k (dmixes . mixes) x, and dfn (shares, M, n, C) = (r dmixes)' x.
+    """Write dx (T, n, C) = r dmixes fn + k (dmixes . mixes) x, and dfn (shares, M, n, C) = (r dmixes)' x.
 
-    Either of them unless it is None.
+    Either of them may be None.
 
-    dx takes in what x is given besides: residual (T, n, C), and pre (T, n) times dy (T, C); each may be None.
-    A share is a multiple of `unit` tokens.  x is read once where all rows are one block.  Of more, the
-    programs of a share, one for each block of rows, go on with dx for a part of its tokens each.
+    dx includes the other gradients of x: residual (T, n, C), and pre (T, n) times dy (T, C); each may be
+    None.  A share is a multiple of `unit` tokens.  x is read once if all rows of fn are one block.  With more
+    blocks of rows, the programs of a share, one for each block, compute dx for a part of its tokens each.
     """
     rows, n, columns, shares, unit, block_m, blocks, x_parts, parts, dx_parts, how, interpret = facts
     tokens = x.size(0)
     share = (tokens + shares * unit - 1) // (shares * unit) * unit
     hl.specialize((x.stride(), fn.stride(), g.stride()))
-    # a loop that names a tensor beside its store is taken for one that reads it, and has one step on its way
+    # Helion takes a loop that names a tensor outside its store for one that reads it, and then pipelines no
+    # loads in it
     of_x, of_fn = dx is not None, dfn is not None
-    # assigned: alone under an `if` it would leave the block empty
+    # assigned to a name: Helion drops a bare call, which would leave the block of the `if` empty
     if of_x:
         _dx = hl.specialize(dx.stride())
     if of_fn:
@@ -244,7 +245,7 @@ def hc_mixes_backward(
         if blocks == 1:
             weights = parts_of(fn[tile_m, i, tile_c], dx_parts)
         total = hl.zeros([tile_c, tile_m], dtype=torch.float32)
-        # loaded a step ahead, into registers: what waits in shared memory keeps other programs out of it
+        # loaded a step ahead into registers, since shared memory that is in use leaves less to other programs
         ahead = torch.clamp(first + hl.arange(block_t), max=tokens - 1)
         norm, old, collapsed, weight = besides(along, residual, dy, pre, ahead, i, tile_c)
         for tile_t in hl.tile(first, last, block_size=block_t):

@@ -31,9 +31,9 @@ SPLIT, PARTIALS, REDUCE = "hc_mixes_split", "hc_mixes_partials", "hc_mixes_reduc
 UPSTREAM, BACKWARD = "hc_mixes_upstream", "hc_mixes_backward"
 BODIES = "helion_sinkhorn.ops.mhc.mixes.kernels"
 LAYOUT = "rows"
-"""The parts as SPLIT has them, for `prepare`."""
+"""The name that `prepare` gives the layout of parts that SPLIT writes."""
 SHARE = 64
-"""Tokens of a share are a multiple of it, so that no compiled program depends on how many they are."""
+"""The tokens of a share are a multiple of it, so that no compiled program depends on their number."""
 
 
 def partials_facts(chosen: Chosen, call: MixesCall, precision: str) -> tuple[Any, ...]:
@@ -45,7 +45,7 @@ def partials_facts(chosen: Chosen, call: MixesCall, precision: str) -> tuple[Any
 def backward_facts(
     chosen: Chosen, call: MixesCall, precision: str, n: int, columns: int, shares: int
 ) -> tuple[Any, ...]:
-    """The same of BACKWARD, for streams (T, n, C)."""
+    """What the body of BACKWARD takes after its tensors, for streams (T, n, C)."""
     blocks = -(-call.m // call.block_m)
     return (
         call.m, n, columns, shares, SHARE * blocks, call.block_m, blocks,
@@ -75,7 +75,7 @@ KERNELS = {
 
 @functools.lru_cache(maxsize=4096)
 def call_for(m: int, columns: int, dtype: torch.dtype, precision: str) -> MixesCall:
-    """What the configs of a call are chosen for; one row goes with another of zeros (`several`)."""
+    """What the configs of a call are chosen for; a single row gets a second one of zeros (`several`)."""
     return MixesCall(str(dtype)[6:], max(2, m), columns, precision)
 
 
@@ -88,7 +88,7 @@ def split(fn: torch.Tensor, call: MixesCall, choice: Choice | None = None) -> to
 
 
 def several(x: torch.Tensor, axis: int) -> torch.Tensor:
-    """x, or an axis of one row of fn with another of zeros.
+    """x, with a row of zeros added where the axis of fn's rows has one entry.
 
     Helion drops the index of an axis of 1 (docs/dev/helion.md).
     """
@@ -141,7 +141,7 @@ def prenorm(
 ) -> None:
     """Write products (T, M) and mean squares (T,) of x (..., K) or (..., n, C) and fn (M, K).
 
-    REDUCE adds the chunks in their order, the squares as one more row, for a norm of 1 / (0 + 1).
+    REDUCE adds the chunks in their order, with the squares as one more row and a norm of 1 / (0 + 1) = 1.
     """
     made, squares, call = projected(x, fn, precision)
     rows = torch.cat([made, squares.unsqueeze(-1)], -1)
@@ -154,7 +154,7 @@ def prenorm(
 def projected(
     x: torch.Tensor, fn: torch.Tensor, precision: str
 ) -> tuple[torch.Tensor, torch.Tensor, MixesCall]:
-    """What `partials` makes of x (..., K) or (..., n, C) and fn (M, K), and the call."""
+    """The results of `partials` for x (..., K) or (..., n, C) and fn (M, K), and the call."""
     call = call_for(len(fn), fn.size(1), x.dtype, precision)
     return *sums(x, fn, call, precision), call
 
@@ -167,7 +167,7 @@ def sums(
     if columns != call.columns and x.stride(-2) == 0 and columns % CHUNK == 0:
         rows = several(parameter(fn), 0).view(-1, columns)
         of_rows = call_for(len(rows), columns, x.dtype, precision)
-        # with blocks of other sizes the matrix instructions may add in another order
+        # in blocks of other sizes the matrix instructions may add in another order
         if of_rows.block_m == call.block_m:
             one = flattened(x.select(-2, 0), 1)
             return _sums_of_copies(one, split(rows, of_rows), precision, x.size(-2))
@@ -180,10 +180,10 @@ def sums(
 def _sums_of_copies(
     x: torch.Tensor, split: torch.Tensor, precision: str, n: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`partials` of n streams that are all x (T, C), which is read instead: the same bits.
+    """`partials` of n streams that are all equal to x (T, C): x is read once, and the bits are the same.
 
-    A chunk of K is one of a stream's columns.  So `split` has a row for each of fn and each stream, and what
-    their chunks add up to comes into the order of K.
+    A chunk of K lies within one stream.  So `split` gets a row for each row of fn and each stream, and the
+    sums of their chunks are brought into the order of K.
     """
     made, squares = partials(x, split, precision)
     by_stream = made.unflatten(2, (-1, n)).permute(0, 3, 1, 2).contiguous()
@@ -197,7 +197,7 @@ def upstream(
     call: MixesCall,
     choice: Choice | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(g (T, parts, M) in bfloat16, along (T,)): what the backward takes of the upstream gradient."""
+    """(g (T, parts, M) in bfloat16, along (T,)), which the backward takes for the upstream gradient."""
     tokens, m = mixes.shape
     g = mixes.new_empty((tokens, call.parts, m), dtype=torch.bfloat16)
     along = mixes.new_empty((tokens,))
@@ -222,10 +222,10 @@ def gradients(
     """(dx (T, n, C), dfn (M, n C) in float32) for x (T, n, C) and fn (M, n C), or None if not wanted.
 
     Args:
-        others: (residual, dy, pre), gradients that x meets elsewhere (`kernels.hc_mixes_backward`).
-        kernel: a row with this body, and `call` what its config is chosen for.
-        dtype: of dx; that of x if None.
-        into: memory for dx, contiguous; a kernel reads each entry of the residual before it writes it there.
+        others: (residual, dy, pre), the other gradients of x (`kernels.hc_mixes_backward`).
+        kernel: a Kernel with this body; `call` is what its config is chosen for.
+        dtype: the dtype of dx; None for the dtype of x.
+        into: contiguous memory for dx, maybe of the residual: a kernel reads an entry before it writes it.
     """
     (tokens, n, columns), m = x.shape, len(fn)
     shares = dict((choice or chosen_for(kernel, call, tokens, x)).variant)["shares"]
@@ -261,7 +261,7 @@ def prenorm_backward(
     precision: str,
     wanted: Sequence[bool] = (True, True),
 ) -> tuple[Some, Some]:
-    """The same of what `prenorm` writes: UPSTREAM of a norm of 1, and 2 dsquare x / K in the norm's place."""
+    """(dx, dfn in float32) of `prenorm`: UPSTREAM with a norm of 1, and 2 dsquare x / K for the norm."""
     rows = several(flattened(dproduct, 1), 1)
     call = call_for(len(fn), fn.size(1), x.dtype, precision)
     g, _ = upstream(rows, rows, rows.new_ones(len(rows), 2), call)

@@ -14,7 +14,7 @@ def hc_mixes(
     eps_outside: bool = False,
     prenorm: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Project the residual streams of every token on M rows, and divide by the root mean square of all.
+    """Project the residual streams of every token on M rows, and divide by their root mean square.
 
     With w = norm_weight or 1 and K = n C:
         z_j = sum_i fn_ji w_i x_i,  q = sum_i x_i^2 / K,  r = 1 / sqrt(q + norm_eps),  mixes_j = r z_j
@@ -36,7 +36,7 @@ def hc_mixes(
     if prenorm:
         return weighted @ fn.mT, flat.square().mean(-1)
     if eps_outside:
-        # a norm, not the root of a mean: its derivative at 0 is 0, as that of mixes asks
+        # vector_norm and not the root of a mean: its derivative at 0 is 0, as the gradient of mixes requires
         norm = torch.linalg.vector_norm(flat, dim=-1, keepdim=True) / size**0.5 + norm_eps
     else:
         norm = (flat.square().mean(-1, keepdim=True) + norm_eps).sqrt()

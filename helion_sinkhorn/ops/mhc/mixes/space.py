@@ -1,4 +1,4 @@
-"""What a config of hc_mixes is chosen for, the config taken untuned, and what the tuner tries."""
+"""The properties of a call that choose configs of hc_mixes, the defaults, and what the tuner tries."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from helion_sinkhorn.configs.store import Keyed
 from helion_sinkhorn.runtime.space import Grid, Items, power_of_two
 
 CHUNK = 1024
-"""Columns that one program of the forward adds up: fixed, so that a token's bits are those of any batch.
+"""Columns that one program of the forward adds up: fixed, so that a token's bits are the same in any batch.
 
-H200, 4 x 4096 columns in bfloat16: 8.5 us for 128 tokens and 91 for 8192; with 2048 15 and 87.
+On an H200 4 x 4096 columns in bfloat16 take 8.5 us for 128 tokens and 91 us for 8192; with chunks of 2048
+columns 15 and 87 us.
 """
 BLOCK_K = 64
-"""Columns whose products a matrix unit adds up before they are added to the rest, as fixed."""
+"""Columns whose products a matrix unit adds up before they are added to the rest; fixed like CHUNK."""
 MOST_ROWS = 32
-"""Rows of fn a block."""
+"""Most rows of fn in a block."""
 
 
 @dataclass(frozen=True)
@@ -30,22 +31,22 @@ class MixesCall(Keyed):
 
     @property
     def block_m(self) -> int:
-        """Rows of fn a block: at least the 16 of a matrix instruction."""
+        """Rows of fn in a block: at least the 16 of a matrix instruction."""
         return max(16, min(MOST_ROWS, power_of_two(self.m)))
 
     @property
     def parts(self) -> int:
-        """Bfloat16 numbers that stand for a float32: two hold more than TF32's 11 bits, three all 24."""
+        """Bfloat16 parts of a float32: two hold more than TF32's 11 bits, three all 24."""
         return 2 if self.precision == "tf32" else 3
 
     @property
     def dx_parts(self) -> int:
-        """Parts of fn and of the upstream gradient that make dx: 16 bits for one rounded to 8 or 11."""
+        """Parts of fn and of the upstream gradient for dx: two, 16 bits, for a dx rounded to 8 or 11 bits."""
         return self.parts if self.dtype == "float32" else 2
 
     @property
     def x_parts(self) -> int:
-        """Parts that stand for an entry of x."""
+        """Parts of an entry of x."""
         return {"bfloat16": 1, "float16": 2}.get(self.dtype, self.parts)
 
     def __str__(self) -> str:
@@ -53,7 +54,7 @@ class MixesCall(Keyed):
 
 
 def forward_config(rows: int, warps: int, stages: int) -> Items:
-    """`rows` tokens a program, of whose steps `stages` are on their way at a time."""
+    """A config with `rows` tokens a program, which loads `stages` steps at a time."""
     return (
         ("block_sizes", (BLOCK_K, rows)),
         ("num_warps", warps),
@@ -63,7 +64,7 @@ def forward_config(rows: int, warps: int, stages: int) -> Items:
 
 
 def backward_config(rows: int, columns: int, warps: int, stages: int) -> Items:
-    """`columns` of x a program, `rows` tokens at a time."""
+    """A config with `columns` of x a program, which takes `rows` tokens at a time."""
     return (
         ("block_sizes", (rows, columns)),
         ("num_warps", warps),
@@ -82,7 +83,7 @@ def split_space(call: MixesCall, device: Device) -> tuple[Grid, ...]:
 
 
 def partials_default(call: MixesCall, device: Device) -> tuple[Items, Items]:
-    # H200, 8192 tokens of 4 x 4096 in float32: 191 us with 64 tokens a program, 264 with 128
+    # on an H200 8192 tokens of 4 x 4096 in float32 take 191 us with 64 tokens a program, 264 with 128
     size = (128, 8) if call.dtype == "float16" else (64, 4)
     return forward_config(*size, 3 if device.vendor == "nvidia" else 1), ()
 
@@ -106,9 +107,10 @@ def reduce_space(call: MixesCall, device: Device) -> tuple[Grid, ...]:
 
 
 def fewest_rows(call: MixesCall, device: Device) -> int:
-    """Tokens of a block, on AMD as many as fill a wave with 16 bytes a lane.
+    """The fewest tokens of a block: on AMD as many as fill a wave with 16 bytes a lane.
 
-    Of fewer, lanes hold copies, whose sums along a row AMD's rotations add up in another order each.
+    With fewer tokens lanes hold copies, and AMD's rotations add up the sums along a row in another order in
+    each copy.
     """
     return 4 if device.vendor == "nvidia" else max(4, 4 * device.warp_size // power_of_two(call.m))
 
@@ -116,8 +118,8 @@ def fewest_rows(call: MixesCall, device: Device) -> int:
 def backward_default(call: MixesCall, device: Device) -> tuple[Items, Items]:
     if device.vendor == "amd":
         return backward_config(64, 64, 8, 1), (("shares", 4),)
-    # H200, 8192 tokens of 4 x 4096: 201 us in bfloat16, 253 in float16 and 424 in float32; with eight warps,
-    # which share the products of 64 tokens, 380, 491 and 1016
+    # on an H200 8192 tokens of 4 x 4096 take 201 us in bfloat16, 253 in float16 and 424 in float32; with
+    # eight warps, which share the products of 64 tokens, 380, 491 and 1016
     if call.columns % 8:
         config = backward_config(64, 64, 8, 2)
     elif call.dtype == "float32":

@@ -1,9 +1,9 @@
 """The torch operators of hc_mixes.
 
 `helion_sinkhorn::hc_mixes` returns (mixes, norms); norms (..., 2) are r and k of `eager.norms_of` and carry
-no gradient.  Its backward returns (dx, dfn), dfn a sum over tokens in the computing dtype, and an empty
-tensor for each that is not `wanted`.  `hc_mixes_prenorm` returns (product, mean square), and its backward
-what that of hc_mixes does.  All take any leading shape; `implementation` is "helion" or "pytorch".
+no gradient.  Its backward returns (dx, dfn), where dfn is a sum over tokens in the computing dtype, and an
+empty tensor for each that is not `wanted`.  `hc_mixes_prenorm` returns (product, mean square), and its
+backward (dx, dfn).  All take any leading shape; `implementation` is "helion" or "pytorch".
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _launch():
 
 
 def _tokens(x: torch.Tensor, columns: int) -> torch.Tensor:
-    """(T, columns), a row a token."""
+    """x as (T, columns), with a row for each token."""
     return x.reshape(x.numel() // columns, columns)
 
 
@@ -68,7 +68,7 @@ def backward(dmixes, x, fn, mixes, norms, precision, implementation, wanted):
 
 def prenorm(x, fn, precision, implementation):
     """(product, mean square); see api.hc_mixes."""
-    # in the shapes of the results: of several autograd lets nobody change a view in place
+    # results are made in their shapes: where there are several, autograd lets nobody change a view in place
     product, square = _empty_prenorm(x, fn, precision, implementation)
     rows = product.view(square.numel(), fn.size(0)), square.view(-1)
     if implementation == "helion" and x.numel() > 0:

@@ -38,12 +38,11 @@ def hc_post(
     """Mix the n residual streams of mHC and add the output f of a sublayer to each.
 
         out_oc = post_o (f_c + bias_c) + sum_i comb[i, o] x_ic
-    The sum is over the first index of comb, which is the input stream.  With G the gradient of out, the
-    gradients are
+    The sum is over the first index of comb, the input stream.  With G the gradient of out, the gradients are
         df_c = sum_o post_o G_oc,                  dx_ic = sum_o comb[i, o] G_oc,
         dpost_o = sum_c G_oc (f_c + bias_c),       dcomb[i, o] = sum_c x_ic G_oc,
         dbias_c = sum of df_c over all tokens
-    G is read once for the first four.  Without comb each stream keeps to itself, as in Hy-V4:
+    One reading of G makes the first four.  Without comb the streams are not mixed, as in Hy-V4:
         out_oc = post_o (f_c + bias_c) + x_oc
 
     Args:
@@ -51,14 +50,14 @@ def hc_post(
         x: (..., n, C), the same dtypes, any layout: n streams, 1 to 16, of C entries; the residual.
         post: (..., n), any floating dtype; like comb normally float32, as hc_split_sinkhorn returns them.
         comb: (..., n, n), any floating dtype; None for the identity, which is neither read nor given a
-            gradient.  There is no kernel for it: every device computes it in PyTorch.  torch.compile makes
-            one kernel of it, in which a product may be added unrounded.
-        bias: (C,), any floating dtype, that of the sublayer's last linear map; None for 0.
+            gradient.  A call without comb has no kernel and is computed in PyTorch on every device.
+            torch.compile makes one kernel of it, in which a product may be added unrounded.
+        bias: (C,), any floating dtype, the bias of the sublayer's last linear map; None for 0.
         comb_order: "io" for comb[..., input stream, output stream], as DeepSeek has it; "oi" for its
             transpose.
         merged: x is (..., n C), as some models keep streams, and so is the result.
-        out: (..., n, C), contiguous, in the dtype of x, that the result is written into; it may be x itself.
-            Nothing may need a gradient then.  None for a new tensor.
+        out: (..., n, C), contiguous, in the dtype of x: the tensor that the result is written into.  It may
+            be x itself.  No argument may require a gradient then.  None for a new tensor.
         implementation: "auto" takes the Helion kernels on a GPU and vectorised PyTorch elsewhere, in float64
             and for C = 1; "helion" and "pytorch" ask for one of them.
 
@@ -66,17 +65,17 @@ def hc_post(
         out (..., n, C), contiguous, in the dtype of x.
 
     Numerical policy: all arithmetic in float32 (float64 for float64 x) whatever the inputs or autocast; one
-        rounding to the dtype of x at the end, of each gradient to the dtype of what it belongs to.  dbias
-        adds df before it is rounded.  Bitwise reproducible, and a token's results and gradients do not depend
-        on the tokens around it, with any config; without comb, dpost is a sum of PyTorch's, whose last bits
-        may.
+        rounding to the dtype of x at the end, and of each gradient to the dtype of its tensor.  dbias is a
+        sum of df before it is rounded.  Bitwise reproducible, and a token's results and gradients do not
+        depend on the tokens around it, with any config; without comb, dpost is a sum made by PyTorch, whose
+        last bits may depend on them.
 
     Raises:
         TypeError: an argument is no floating-point tensor.
         ValueError: shapes that do not fit, more than 16 streams, devices that differ, an unknown option, an
             out that overlaps another argument.
         NotImplementedError: implementation="helion" on a CPU, in float64, for C = 1 or without comb; double
-            backward with comb; out where something requires a gradient.
+            backward with comb; out where an argument requires a gradient.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), equation 3.
     """
@@ -115,13 +114,13 @@ def added(f, x, post, bias, implementation) -> torch.Tensor:
     implementation_for(implementation, "x", x, lambda: "the kernels mix the streams, and comb is None")
     dtype = computing(x.dtype)
     given = f.to(dtype) if bias is None else f.to(dtype) + bias.to(dtype)
-    # a stream at a time: float32 copies of one and not of all; on a CPU half the time
+    # a stream at a time, so that only one stream is copied to float32; on a CPU this takes half the time
     weighted = zip(x.unbind(-2), post.to(dtype).unsqueeze(-1).unbind(-2), strict=True)
     return torch.stack([torch.addcmul(t.to(dtype), w, given).to(x.dtype) for t, w in weighted], -2)
 
 
 def check_update(f, x, post, comb, bias, optional=("bias",)) -> None:
-    """Raise unless the tensors are those of one update of streams; those that are optional may be None."""
+    """Raise unless the tensors fit one update of streams; the optional ones may be None."""
     shapes = {"f": "(..., C)", "x": "(..., n, C)", "post": "(..., n)", "comb": "(..., n, n)", "bias": "(C,)"}
     given = dict(zip(shapes, (f, x, post, comb, bias), strict=True))
     given = {name: t for name, t in given.items() if not (t is None and name in optional)}

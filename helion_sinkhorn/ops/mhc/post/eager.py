@@ -1,6 +1,6 @@
 """hc_post in vectorised PyTorch: what a CPU runs, and a GPU for float64.
 
-A token's bits do not depend on those around it: streams are mixed by products of its own matrices, and
+A token's bits do not depend on the tokens around it: streams are mixed by products of its own matrices, and
 columns are added up in an order that only their number decides.  Tokens are computed in pieces.
 """
 

@@ -1,7 +1,7 @@
 """The Helion kernel bodies of hc_post: new streams from a sublayer's output and the old ones, and gradients.
 
-A program takes a block of columns of a few tokens, in the backward all columns one block after another, so
-that sums over columns stay in registers and the upstream gradient is read once.
+A program of the forward takes a block of columns of a few tokens.  One of the backward takes all columns of
+its tokens block by block, so that sums stay in registers and the upstream gradient is read once.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from helion_sinkhorn.runtime.space import power_of_two
 
 
 def coefficient(weights, tile_t, *place):
-    """One number a token, (tile,), in float32."""
-    # hl.load: in a helper Helion takes an index for an operation on the host
+    """One number for each token, (tile,), in float32."""
+    # hl.load: inside a helper Helion takes indexing for an operation on the host
     return hl.load(weights, [tile_t, *place]).to(torch.float32)
 
 
@@ -41,7 +41,7 @@ def coefficients_of(post, comb, tile_t, o, n, transposed):
 
 
 def mixed(given, streams, weights, how):
-    """weights_0 given + sum_i weights_(1 + i) x_i in float32, in their order: a new stream."""
+    """A new stream: weights_0 given + sum_i weights_(1 + i) x_i in float32, added in this order."""
     total = weights[0].unsqueeze(1) * given
     for weight, stream in zip(weights[1:], streams, strict=False):
         total = multiply_add(weight.unsqueeze(1), stream, total, how)
@@ -49,7 +49,7 @@ def mixed(given, streams, weights, how):
 
 
 def store_streams(f, x, post, comb, bias, out, tile_t, tile_c, n, transposed, how):
-    """The new streams, each rounded once."""
+    """Store the new streams, each rounded once."""
     given, streams = output_of(f, bias, tile_t, tile_c), streams_of(x, tile_t, tile_c, n)
     for o in range(n):
         total = mixed(given, streams, coefficients_of(post, comb, tile_t, o, n, transposed), how)
@@ -65,7 +65,7 @@ def hc_post_forward(
     out: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """out (T, n, C) for f (T, C), x (T, n, C), post (T, n), comb (T, n, n) and bias (C,)."""
+    """Write out (T, n, C) for f (T, C), x (T, n, C), post (T, n), comb (T, n, n) and bias (C,)."""
     n, columns, transposed, how = facts
     tokens = x.size(0)
     hl.specialize((f.stride(), x.stride(), post.stride(), comb.stride(), out.stride()))
@@ -74,7 +74,7 @@ def hc_post_forward(
 
 
 def parted(whole, count):
-    """The tensors of which `joined` made this one."""
+    """The `count` tensors that `joined` made this one of."""
     if count == 1:
         return [whole]
     even, odd = (parted(half, count // 2) for half in hl.split(whole))
@@ -82,12 +82,12 @@ def parted(whole, count):
 
 
 def nothing_summed(like, count):
-    """Zeros of the shape of `count` tensors joined."""
+    """Zeros in the shape of `count` joined tensors."""
     return joined([like * 0.0] * power_of_two(count))
 
 
 def weighted(weights, terms, how):
-    """The sum of weight * term, one after another, for one weight a token."""
+    """The sum of weight * term, added one after another; a weight is one number for each token."""
     spread = [w.unsqueeze(1).unsqueeze(2) for w in weights]
     total = spread[0] * terms[0]
     for w, term in zip(spread[1:], terms[1:], strict=True):
@@ -96,12 +96,12 @@ def weighted(weights, terms, how):
 
 
 def take_back(tensors, results, tiles, n, first, served, transposed, how):
-    """Store df and dx of a block of columns, and return its sums for (dpost, dcomb), those of each joined.
+    """Store df and dx of a block of columns, and return its sums for (dpost, dcomb), each joined in a tensor.
 
-    Where there is no room for a result, it is left out.
+    A result without a tensor to be stored in is left out.
 
-    Stream by stream, and a piece of columns in one thread: a tile with an axis of streams is dealt out to
-    threads anew by some versions of Triton, through shared memory.
+    The streams are taken one after another, and a thread has a piece of columns: some versions of Triton
+    move a tile with an axis of streams to other threads, through shared memory.
     """
     grad, f, x, post, comb, bias = tensors
     df, dx, dpost, dcomb = results
@@ -128,12 +128,12 @@ def take_back(tensors, results, tiles, n, first, served, transposed, how):
 
 
 def padded_join(parts):
-    """`joined`, with zeros up to a power of two."""
+    """The parts `joined`, with zeros up to a power of two."""
     return joined(parts + [parts[0] * 0.0] * (power_of_two(len(parts)) - len(parts)))
 
 
 def store_sums(dpost, dcomb, sum_post, sum_comb, tile_t, n, first, served, transposed):
-    """dpost and dcomb of `served` input streams, from sums of what `take_back` returns."""
+    """Store dpost and dcomb of `served` input streams, from sums of what `take_back` returns."""
     if dpost is not None:
         for o, total in enumerate(parted(sum_post.sum(1), power_of_two(n))[:n]):
             hl.store(dpost, [tile_t, o], total.to(dpost.dtype))
@@ -157,17 +157,18 @@ def hc_post_backward(
     dcomb: torch.Tensor | None,
     facts: hl.constexpr,
 ):
-    """df, dx, dpost and dcomb, of the shapes of f, x, post and comb, each unless it is None.
+    """Write df, dx, dpost and dcomb in the shapes of f, x, post and comb; each of them may be None.
 
-    Columns come in pieces of up to 16 bytes, (C / c, c), one a thread: grad, x and dx are (T, n, C / c, c), f
-    and df (T, C / c, c).  A program serves `served` input streams of its tokens, all n of up to 8.  Of more,
-    `shares` programs together serve a token, and write the same numbers where their streams overlap.
+    A thread takes a piece of c columns, up to 16 bytes: grad, x and dx are (T, n, C / c, c), f and df
+    (T, C / c, c).  A program computes `served` input streams of its tokens, all n if they are at most 8.
+    With more, `shares` programs compute a token together, and write the same numbers where their streams
+    overlap.
     """
     n, served, shares, transposed, how = facts
     tokens, pieces = x.size(0), hl.specialize(x.size(2))
     hl.specialize((x.size(3), f.size(2), grad.stride(), f.stride(), x.stride(), post.stride()))
     hl.specialize(comb.stride())
-    # assigned: alone under an `if` it would leave the block empty
+    # assigned to a name: Helion drops a bare call, which would leave the block of the `if` empty
     if df is not None:
         _df = hl.specialize(df.stride())
     if dx is not None:

@@ -24,7 +24,7 @@ from helion_sinkhorn.runtime.wanted import Some, room_for
 FORWARD, BACKWARD = "hc_post_forward", "hc_post_backward"
 BODIES = "helion_sinkhorn.ops.mhc.post.kernels"
 WITHOUT_COLUMNS = 3, 4, 8, 9
-"""Places of the gates, the matrices and their gradients among the tensors of the backward."""
+"""Places of post, comb and their gradients among the tensors of the backward."""
 
 
 def forward_facts(chosen: Chosen, call: PostCall, comb_order: str) -> tuple[Any, ...]:
@@ -33,7 +33,7 @@ def forward_facts(chosen: Chosen, call: PostCall, comb_order: str) -> tuple[Any,
 
 
 def backward_facts(chosen: Chosen, call: PostCall, comb_order: str) -> tuple[Any, ...]:
-    """The same of the backward's body."""
+    """What the backward's body takes after its tensors."""
     return call.n, call.served, -(-call.n // call.served), comb_order == "oi", chosen.reciprocal
 
 
@@ -64,7 +64,7 @@ def forward(
 ) -> torch.Tensor:
     """The new streams (..., n, C); the contract is api.hc_post's.
 
-    `out` may be x: a program has all streams of its columns, which it reads before it writes.
+    `out` may be x, since a program reads all streams of its columns before it writes.
     """
     n, columns = x.shape[-2:]
     out = room(out, x, x.shape, x.dtype)
@@ -90,8 +90,8 @@ def backward(
     """(df, dx, dpost, dcomb), None for each that is not wanted.
 
     Args:
-        over: whether dx may be written over grad: it is where its dtype and layout are those, and a program
-            has all streams of its columns, which it reads before it writes.
+        over: whether dx may be written over grad.  It is, if dtype and layout are the same and a program has
+            all streams of its columns, which it reads before it writes.
     """
     n, columns = x.shape[-2:]
     call = call_for(n, columns, x.dtype)

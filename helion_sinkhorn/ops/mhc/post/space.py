@@ -1,4 +1,4 @@
-"""What a config of hc_post is chosen for, the config taken untuned, and what the tuner tries."""
+"""The properties of a call that choose configs of hc_post, the defaults, and what the tuner tries."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ class PostCall(Keyed):
 
     @property
     def run(self) -> int:
-        """Columns that a thread reads at once: 16 bytes where rows divide so, less of more than 8 streams.
+        """Columns that a thread reads at once: 16 bytes if they divide a row, fewer with more than 8 streams.
 
-        At most half a row: Helion drops the index of an axis of one piece (docs/dev/helion.md).
+        They are at most half a row, since Helion drops the index of an axis of one piece
+        (docs/dev/helion.md).
         """
         entries = VECTOR_BYTES // (4 if self.dtype == "float32" else 2)
         return max(1, min(largest_run(self.columns, entries if self.n <= 8 else 2), self.columns // 2))
 
     @property
     def served(self) -> int:
-        """Input streams a program of the backward; a thread sums their products with all n, 64 at most."""
+        """Input streams that a program of the backward takes; a thread has at most 64 sums, n for each."""
         return self.n if self.n <= 8 else 4
 
     def __str__(self) -> str:
@@ -39,13 +40,13 @@ class PostCall(Keyed):
 
 
 def forward_config(call: PostCall, device: Device, warps: int, vectors: int = 1) -> Items:
-    """Blocks of `vectors` 16-byte loads a thread; rows shorter than that share a block."""
+    """Blocks in which a thread makes `vectors` loads of 16 bytes; shorter rows share a block."""
     tokens, columns = streamed(call, device, warps, vectors)
     return ("block_sizes", (tokens, columns)), ("num_warps", warps)
 
 
 def backward_config(call: PostCall, device: Device, warps: int, stages: int) -> Items:
-    """One token a block, a piece of its columns a thread, of which `stages` are on their way at a time."""
+    """One token a block, a piece of its columns for each thread; `stages` blocks are loaded at a time."""
     block = min(power_of_two(call.columns // call.run), warps * device.warp_size)
     return ("block_sizes", (block, 1)), ("num_warps", warps), ("range_num_stages", (0, stages))
 
@@ -63,5 +64,5 @@ def forward_space(call: PostCall, device: Device) -> tuple[Grid, ...]:
 
 
 def backward_space(call: PostCall, device: Device) -> tuple[Grid, ...]:
-    """Only the default's block: another would add up a token's columns in another order."""
+    """Configs with the default's block only: another would add up a token's columns in another order."""
     return ({"config": tuple(backward_config(call, device, BACKWARD_WARPS, s) for s in (0, 2, 3))},)

@@ -1,8 +1,8 @@
 """The torch operators of hc_post.
 
-`helion_sinkhorn::hc_post` returns the new streams, its backward (df, dx, dpost, dcomb), an empty tensor for
-each that is not `wanted`; both take any leading shape; `implementation` is "helion" or "pytorch".  The
-gradient of the bias is a sum of df, made here.
+`helion_sinkhorn::hc_post` returns the new streams, and its backward (df, dx, dpost, dcomb), with an empty
+tensor for each that is not `wanted`.  Both take any leading shape; `implementation` is "helion" or "pytorch".
+The gradient of the bias is the sum of df, which is computed here.
 """
 
 from __future__ import annotations
@@ -85,23 +85,24 @@ def _gradient(ctx, grad):
 
 
 def with_bias(needed, f, x):
-    """(what is wanted of (df, dx, dpost, dcomb), f as their operator takes it), from what needs a gradient.
+    """(which of (df, dx, dpost, dcomb) are wanted, f for their operator), from what needs a gradient.
 
-    df has the dtype of f: in the computing one the bias's gradient is summed before anything is rounded.
+    df has the dtype of f.  If the bias needs a gradient, f is converted to the computing dtype, so that df is
+    summed before it is rounded.
     """
     of_bias = needed[4]
     return (needed[0] or of_bias, *needed[1:4]), f.to(computing(x.dtype)) if of_bias else f
 
 
 def of_update(found, needed, f, bias):
-    """(df, dx, dpost, dcomb, dbias) of what `with_bias` asks for, None for those that are not needed."""
+    """(df, dx, dpost, dcomb, dbias) from what `with_bias` asks for, None for those that are not needed."""
     df, *others = found
     dbias = gradient_of_bias(df).to(bias.dtype) if needed[4] else None
     return df.to(f.dtype) if needed[0] else None, *only(others, needed[1:4]), dbias
 
 
 def gradient_of_bias(df: torch.Tensor) -> torch.Tensor:
-    """The sum of df over all tokens; not of its rows as a matrix, which uneven shards cannot be."""
+    """The sum of df over all tokens, without a view as a matrix, which uneven shards do not have."""
     tokens = tuple(range(df.dim() - 1))
     return df.sum(tokens) if tokens else df
 

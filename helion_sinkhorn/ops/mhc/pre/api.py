@@ -43,7 +43,7 @@ def hc_pre(
 
     With dy the gradient of y, the gradients are
         dx_ic = pre_i dy_c,    dpre_i = sum_c dy_c x_ic
-    With y_norm_weight = w the result is the RMSNorm of y, which stands before a sublayer, instead of y:
+    With y_norm_weight = w the result is the RMSNorm of y, the norm before a sublayer, instead of y:
         u_c = w_c v_c,  v_c = r y_c,  r = 1 / sqrt(sum_c y_c^2 / C + y_norm_eps)
         dy_c = r (h_c - v_c sum_k h_k v_k / C),  h_c = w_c du_c,    dw_c = sum over tokens of du_c v_c
 
@@ -51,7 +51,7 @@ def hc_pre(
         x: (..., n, C), float32, bfloat16, float16 or float64, any layout: n streams, 1 to 16, of C entries.
         pre: (..., n), any floating dtype, the leading dimensions of x; normally float32, as
             hc_split_sinkhorn returns it.
-        y_norm_weight: (C,), any floating dtype, computed with in float32; None for y itself.
+        y_norm_weight: (C,), any floating dtype, converted to float32; None for y itself.
         y_norm_eps: added to the mean square of y, at least 1.2e-38, float32's smallest normal number.
         merged: x is (..., n C), as some models keep streams.
         implementation: "auto" takes the Helion kernels on a GPU and vectorised PyTorch elsewhere, in float64
@@ -62,12 +62,12 @@ def hc_pre(
 
     Numerical policy: all arithmetic in float32 (float64 for float64 x) whatever the inputs or autocast; one
         rounding to the dtype of x, or of pre for dpre, at the end.  A norm takes y rounded to the dtype of x,
-        as it would be read, and keeps neither y nor r: the backward makes them again.  Bitwise reproducible,
-        and a token's results do not depend on the tokens around it, with any config; the gradient of the
-        norm's weight is a sum over tokens in a fixed order.
+        as a separate norm would read it, and keeps neither y nor r: the backward computes them again.
+        Bitwise reproducible, and a token's results do not depend on the tokens around it, with any config;
+        the gradient of the norm's weight is a sum over tokens in a fixed order.
 
     Raises:
-        TypeError: an argument is no floating-point tensor, y_norm_eps no number.
+        TypeError: an argument is no floating-point tensor, or y_norm_eps no number.
         ValueError: shapes that do not fit, more than 16 streams, devices that differ, a y_norm_eps out of
             range, an unknown implementation.
         NotImplementedError: implementation="helion" on a CPU, in float64 or for a norm of C = 1; double
@@ -99,7 +99,7 @@ def collapsed(x, pre, norm: Norm | None, implementation) -> torch.Tensor:
 
 
 def check_norm(x: torch.Tensor, weight: torch.Tensor | None) -> None:
-    """Raise unless weight, if there is one, is of a norm of the C entries of a stream of x (..., n, C)."""
+    """Raise unless weight is None or the weight (C,) of a norm, for streams x (..., n, C)."""
     if weight is None:
         return
     check_tensor("y_norm_weight", weight, "(C,)")

@@ -1,7 +1,7 @@
 """hc_pre in vectorised PyTorch: what a CPU runs, and a GPU for float64.
 
-A token's bits do not depend on those around it: streams are added up by products of its own matrices, and
-columns in an order that only their number decides.  Tokens are computed in pieces.
+A token's bits do not depend on the tokens around it: streams are added up by products of its own matrices,
+and columns in an order that only their number decides.  Tokens are computed in pieces.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def forward_facts(chosen: Chosen, call: PreCall) -> tuple[Any, ...]:
 
 
 def backward_facts(chosen: Chosen, call: Any) -> tuple[Any, ...]:
-    """The same of the backward's body, for a call with n and columns."""
+    """What the backward's body takes after its tensors, for a call with n and columns."""
     return call.n, call.columns, power_of_two(call.n), chosen.reciprocal
 
 
@@ -85,7 +85,7 @@ def gradients(
     call: Any,
     choice: Choice | None = None,
 ) -> None:
-    """Write those of (dx, dpre) that are given, by a kernel with the body of BACKWARD."""
+    """Write those of dx and dpre that are given, by a kernel with the body of BACKWARD."""
     dy, x, pre = flattened(dy, 1), flattened(x, 2), flattened(pre, 1)
     rows = (None if t is None else t.view(like.shape) for t, like in zip(made, (x, pre), strict=True))
     launch(kernel, call, (dy, x, pre, *rows), batch=len(x), choice=choice)

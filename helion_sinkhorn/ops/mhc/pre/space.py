@@ -1,4 +1,4 @@
-"""What a config of hc_pre is chosen for, the config taken untuned, and what the tuner tries."""
+"""The properties of a call that choose configs of hc_pre, the defaults, and what the tuner tries."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ class PreCall(Keyed):
 
 
 def config(call: PreCall, device: Device, warps: int, vectors: int = 1) -> Items:
-    """Blocks of `vectors` 16-byte loads a thread; rows shorter than that share a block."""
+    """Blocks in which a thread makes `vectors` loads of 16 bytes; shorter rows share a block."""
     tokens, columns = streamed(call, device, warps, vectors)
     return ("block_sizes", (tokens, columns)), ("num_warps", warps)
 
 
 def by_columns(call: PreCall, device: Device, warps: int, vectors: int = 1) -> Items:
-    """One token a block, which takes its columns in blocks of that size.
+    """One token a program, which takes the token's columns in blocks of the size of `config`.
 
-    Short rows get fewer waves on AMD, where several that hold the same columns add them up in other orders.
+    On AMD short rows get fewer waves, since several waves that hold the same columns would add them up in
+    different orders.
     """
     _, columns = streamed(call, device, warps, vectors)
     while device.vendor == "amd" and warps > 1 and streamed(call, device, warps // 2, vectors)[1] == columns:
@@ -46,8 +47,8 @@ def backward_default(call: PreCall, device: Device) -> tuple[Items, Items]:
     # a thread keeps n sums for each of its columns
     if device.vendor == "amd":
         return by_columns(call, device, 4 if call.n <= 8 else 8), ()
-    # 64 sums of four streams in 16 bits; H200, 128 and 8192 tokens of 4 x 4096: 2.7 and 148 us, with four
-    # warps and half as many columns 3.5 and 151
+    # 64 sums for four streams of 16-bit numbers.  On an H200 128 and 8192 tokens of 4 x 4096 take 2.7 and
+    # 148 us, and with four warps and half as many columns 3.5 and 151 us
     vectors = 2 if call.n <= 4 and call.dtype != "float32" else 1
     _, block = streamed(call, device, 8, vectors)
     # where the last block is cut short, eight warps spill
@@ -57,9 +58,9 @@ def backward_default(call: PreCall, device: Device) -> tuple[Items, Items]:
 def forward_space(call: PreCall, device: Device) -> tuple[Grid, ...]:
     few = [config(call, device, w, v) for w in (1, 2, 4, 8) for v in (1, 2)]
     if device.vendor == "nvidia":
-        # found by EFFORT=full, 8192 tokens of 4 x 4096 on an H200: neighbours that share columns instead of
-        # tokens, 85.0 us instead of 87.0 under Triton 3.6, and loads that stay in the L2 cache, 84.5 instead
-        # of 86.7 under 3.9
+        # both were found by EFFORT=full with 8192 tokens of 4 x 4096 on an H200.  Programs next to each other
+        # that share columns instead of tokens take 85.0 us instead of 87.0 under Triton 3.6; loads that stay
+        # in the L2 cache take 84.5 us instead of 86.7 under 3.9
         few += [(*config(call, device, w), ("loop_orders", ((1, 0),))) for w in (4, 8)]
         stays = ("load_eviction_policies", ("last",) * (2 * call.n))
         few += [(*config(call, device, w), stays) for w in (8, 16)]
@@ -67,5 +68,5 @@ def forward_space(call: PreCall, device: Device) -> tuple[Grid, ...]:
 
 
 def backward_space(call: PreCall, device: Device) -> tuple[Grid, ...]:
-    """Only the default: another block would add up a token's columns in another order."""
+    """The default only: another block would add up a token's columns in another order."""
     return ({"config": (backward_default(call, device)[0],)},)

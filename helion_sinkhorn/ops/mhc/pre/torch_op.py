@@ -1,7 +1,7 @@
 """The torch operators of hc_pre.
 
-`helion_sinkhorn::hc_pre` returns y, its backward (dx, dpre), an empty tensor for each that is not `wanted`;
-both take any leading shape; `implementation` is "helion" or "pytorch".
+`helion_sinkhorn::hc_pre` returns y, and its backward (dx, dpre), with an empty tensor for each that is not
+`wanted`.  Both take any leading shape; `implementation` is "helion" or "pytorch".
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class Site(NamedTuple):
     """What a site makes of its streams."""
 
     y: torch.Tensor
-    """(..., C), the sublayer's input; after its norm if the site has one."""
+    """(..., C), the sublayer's input, normalised if the site has a norm."""
     post: torch.Tensor
     """(..., n)."""
     comb: torch.Tensor
@@ -60,9 +60,9 @@ def hc_site(
 
         mixes = hc_mixes(x, fn, norm_eps, norm_weight),  (pre, post, comb) = hc_split_sinkhorn(mixes, ...)
         y_c = sum_i pre_i x_ic, or its RMSNorm with y_norm_weight,  residual = x
-    The values equal the three operators' results.  x has three uses, two here and one as the residual of
-    `hc_post`, and so three gradients, which autograd would add.  Pass `residual`, and not x, to `hc_post`, or
-    to whatever makes the new streams: its gradient then comes back here, and one kernel writes
+    The values equal the results of the three operators.  x is used three times, twice here and once as the
+    residual of `hc_post`, so that autograd would add three gradients.  Pass `residual`, and not x, to
+    `hc_post`, or to whatever makes the new streams: its gradient then comes back here, and one kernel writes
         dx = dresidual + pre dy + r dmixes fn + k <dmixes, mixes> x
     with the gradient of fn.
 
@@ -71,24 +71,24 @@ def hc_site(
         fn: (n^2 + 2n, n C), any floating dtype, the projection.
         scale: (3,), for pre, post and comb.
         base: (n^2 + 2n,).
-        sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`; 0 leaves the logits of comb as they are.
-        eps: of Sinkhorn's softmax and denominators, and added to pre; 0, or 1e-12 to 1.
+        sinkhorn_iters: T, the number of iterations, as in `hc_split_sinkhorn`; with 0 comb is its logits.
+        eps: added to Sinkhorn's softmax and denominators, and to pre; 0, or 1e-12 to 1.
         norm_eps: added to the mean square under the root, as in `hc_mixes`.
-        norm_weight: (n C,), weight of the norm, or None for 1.
-        post_mult: factor of post, as in `hc_split_sinkhorn`.
+        norm_weight: (n C,), the weight of the norm, or None for 1.
+        post_mult: the factor of post, as in `hc_split_sinkhorn`.
         pre_eps: added to pre; None for eps.
         post_eps: added to post.
         comb_order: "io" for comb[input stream, output stream], "oi" for its transpose.
         precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
         eps_outside: add norm_eps to the root and not under it.
-        y_norm_weight: (C,), weight of the RMSNorm before the sublayer, which makes y then, as in `hc_pre`; or
-            None.
+        y_norm_weight: (C,), the weight of the RMSNorm before the sublayer, as in `hc_pre`: y is then its
+            result; or None.
         y_norm_eps: added to the mean square of y.
-        form: "deepseek" or "log", of Sinkhorn, as in `hc_split_sinkhorn`.
+        form: "deepseek" or "log", the form of Sinkhorn, as in `hc_split_sinkhorn`.
         merged: x is (..., n C), as some models keep streams, and so is the residual.
-        comb: (..., n, n), any floating dtype, taken as it is in the place of Sinkhorn's, in comb_order; or a
-            function of its logits (..., K), float32, that returns it: fn and base then have 2n + K rows, and
-            2n with a tensor.  None for Sinkhorn.
+        comb: (..., n, n), any floating dtype, in comb_order, used instead of Sinkhorn's matrix: fn and base
+            then have 2n rows; or a function that returns it from its logits (..., K), float32: fn and base
+            then have 2n + K rows.  None for Sinkhorn.
         out: tensors that y, post and comb are written into (`Out`), where nothing needs a gradient; None for
             new ones.
         implementation: "auto", "helion" or "pytorch".
@@ -97,15 +97,15 @@ def hc_site(
         y (..., C) in the dtype of x; post (..., n) and comb (..., n, n), float32, float64 for float64 x;
         residual, x as a view that has this function's gradient.
 
-    Numerical policy: that of the three operators, but dx is rounded once, where theirs are rounded one by one
-        and then in autograd's sums.  Bitwise reproducible, and a token's results and its dx do not depend on
-        the others.  On a CPU, in float64, for DTensors, one stream, C = 1, a norm_eps below 1e-37, the log
-        form, no iterations, more than the kernels' and a comb that is given, the operators are called, and
-        autograd adds.
+    Numerical policy: as that of the three operators, but dx is rounded once, while their gradients are each
+        rounded, and so are autograd's sums of them.  Bitwise reproducible, and a token's results and its dx
+        do not depend on other tokens.  The three operators are called, and autograd adds their gradients, on
+        a CPU, in float64, for DTensors, one stream, C = 1, a norm_eps below 1e-37, the log form, no
+        iterations, more iterations than the kernels take, and a comb that is given.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: what the three operators raise, and of an `out` that does
-            not fit, overlaps an argument, or would have a gradient.
+        TypeError, ValueError, NotImplementedError: as the three operators do, and for an `out` that does not
+            fit, overlaps an argument, or would have a gradient.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2.
     """

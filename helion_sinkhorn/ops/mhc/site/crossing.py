@@ -36,7 +36,7 @@ class Update(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """A Site whose collapse took weights from elsewhere, and its own, which another collapse takes."""
+    """A Site whose collapse took other weights than its own pre, which the next collapse takes."""
 
     y: torch.Tensor
     """(..., C), the sublayer's input."""
@@ -62,14 +62,14 @@ def crossing(
     implementation: str,
     direct: Out | None = None,
 ) -> Crossing:
-    """hc_site of the streams x, or of what `update` makes of them; collapsed by `weights` if they are given.
+    """hc_site of the streams x, or of what `update` makes of them, collapsed by `weights` if they are given.
 
-    Arguments are checked: tensors by `check_site` and `check_update`, options by `SiteOptions.checked`.
-    Kernels write into what `direct` has.
+    The caller has checked the tensors by `check_site` and `check_update`, and the options by
+    `SiteOptions.checked`.  Kernels write into the tensors of `direct`.
     """
     fn, scale, base, norm_weight, y_weight, comb = site
     serves = implementation_for(implementation, "x", x)
-    # otherwise each part says for itself who computes it
+    # otherwise each part chooses its own implementation
     has_kernels = comb is None and options.has_kernels
     alike = has_kernels and (serves == "pytorch" or not beyond_parts(options, *x.shape[-2:]))
     distributed = _distributed(x, *site[:5], weights, *update or ())
@@ -115,7 +115,7 @@ def crossing_into(
     options: SiteOptions,
     implementation: str,
 ) -> Crossing:
-    """`crossing` with its results in `out`; raise what `check_fields` raises of that."""
+    """`crossing` with its results in `out`; raise what `check_fields` raises for it."""
     given = {**site._asdict(), "x": x, "pre_next": weights, "comb_next": site.comb}
     over = dict.fromkeys(("y", "post", "comb"), "")
     if update is not None:
@@ -129,7 +129,7 @@ def crossing_into(
 def coefficients(
     x: torch.Tensor, site: SiteParameters, options: SiteOptions, implementation: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(pre, post, comb) of the streams x, by two operators; arguments are checked as for `crossing`."""
+    """(pre, post, comb) of the streams x by two operators; the caller has checked as for `crossing`."""
     fn, scale, base, norm_weight, _, comb = site
     norm = options.norm_eps, options.eps_outside, options.precision
     mixes = projected(for_projection(x), fn, norm_weight, norm, implementation)
@@ -156,7 +156,7 @@ def _distributed(*tensors: object) -> bool:
 
 
 def check_site(x: torch.Tensor, site: SiteParameters, weights: torch.Tensor | None = None) -> None:
-    """Raise unless the tensors are those of one site, and weights those of a collapse of its streams."""
+    """Raise unless the tensors belong to one site, and weights collapse its streams."""
     fn, scale, base, norm_weight, y_weight, comb = site
     check_tensor("x", x, "(..., n, C)")
     check_tensor("fn", fn, "(n^2 + 2n, n C)")

@@ -1,8 +1,8 @@
 """From tensors to the launches of hc_site: five forward, and a backward that writes dx once.
 
-Forward are the kernels of hc_mixes, hc_split_sinkhorn and hc_pre.  Of its own the backward has two: the
-gradient of the collapse's weights, which the projection's upstream gradient waits for, and then everything
-that the streams are given, in one pass with the gradient of fn.
+The forward launches the kernels of hc_mixes, hc_split_sinkhorn and hc_pre.  The backward has two kernels of
+its own: one for the gradient of the collapse's weights, which the projection's upstream gradient depends on,
+and one that writes the whole gradient of the streams in one pass with the gradient of fn.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from helion_sinkhorn.runtime.wanted import Some
 
 WEIGHTS, BACKWARD = "hc_site_weights", "hc_site_backward"
 KERNELS = {
-    # that of hc_pre without dx
+    # the backward of hc_pre without dx
     WEIGHTS: Kernel(
         WEIGHTS,
         pre_launch.KERNELS[pre_launch.BACKWARD].body,
@@ -42,7 +42,7 @@ KERNELS = {
         weights_space,
         pre_launch.backward_facts,
     ),
-    # that of hc_mixes with the other gradients of the streams
+    # the backward of hc_mixes with the other gradients of the streams
     BACKWARD: Kernel(
         BACKWARD,
         mixes_launch.KERNELS[mixes_launch.BACKWARD].body,
@@ -72,20 +72,20 @@ def forward(
     *constants: object,
     out: Out = NONE,
 ) -> Tensors:
-    """(y, pre, post, comb, mixes, norms), the first four as far as `out` has them; torch_op's contract."""
+    """(y, pre, post, comb, mixes, norms) of torch_op's contract; the first four in `out` if it has them."""
     given = SiteOptions(*constants)
     n, columns = x.shape[-2:]
     streams, call = flattened_streams(x), call_for(n, columns, x.dtype, given.precision).mixes
     made = mixes_launch.sums(streams, fn, call, given.precision)
     streams, norm = streams.view(x.shape), (y_norm_weight, given.y_norm_eps, out.y)
-    # first, for pre may be written over the weights
+    # comes first, since pre may be written over the weights
     y = None if weights is None else collapsed(streams, weights, *norm)
     found = coefficients(*made, x.shape[:-2], scale, base, n, call, given, out)
     return collapsed(streams, found[0], *norm) if y is None else y, *found
 
 
 def collapsed(streams: torch.Tensor, by: torch.Tensor, norm: Some, eps: float, into: Some) -> torch.Tensor:
-    """y, or after the norm u, of streams and their weights."""
+    """y of streams and their weights, or u, the norm of y."""
     if norm is None:
         return pre_launch.forward(streams, by, into=into)
     return normed_launch.forward(streams, by, norm, eps, into=into)
@@ -104,10 +104,11 @@ def coefficients(
 ) -> Tensors:
     """(pre, post, comb, mixes, norms), each (*lead, ...), of partials (T, splits, M) and squares (T, splits).
 
-    Of these mixes and norms are views, which autograd lets nobody change in place, and callers do not get.
+    mixes and norms are views, which autograd lets nobody change in place; callers do not get them.
 
-    By two launches: the kernel of the coefficients can add partial sums itself, but has one thread a token.
-    H200, 128 tokens of 4 x 7168, 28 partial sums each, graph of a whole site: 24 us with two, 32 with one.
+    There are two launches.  The kernel of the coefficients can add partial sums itself, but has one thread a
+    token: on an H200 a whole site in a graph, 128 tokens of 4 x 7168 with 28 partial sums each, takes 24 us
+    with two launches and 32 with one.
     """
     made = mixes_launch.reduce(partials, squares, call, given.norm_eps, given.eps_outside)
     mixes, norms = (t.view(*lead, t.size(1)) for t in made)
@@ -136,15 +137,15 @@ def backward(
     wanted: Sequence[bool] = (True,) * 5,
     into: torch.Tensor | None = None,
 ) -> tuple[Some, ...]:
-    """(dx, dfn in float32, dbase and dscale one after the other, dweights, the gradient of y_norm_weight).
+    """(dx, dfn in float32, dbase and dscale in one tensor, dweights, the gradient of y_norm_weight).
 
     The contract is torch_op's.
 
     Args:
-        wanted: which of them; None stands for each other, and for the last where it is `own` or dy is None.
-        into: memory for dx, contiguous; that of dresidual, maybe.
-        dtype: of dx; that of x if None.
-        choices: of KERNELS, by name, in place of the stored ones.
+        wanted: which results to compute; the others are None, and so is dweights with `own` or without dy.
+        into: contiguous memory for dx; it may be that of dresidual.
+        dtype: the dtype of dx; None for the dtype of x.
+        choices: choices for KERNELS, by name, in place of the stored ones.
     """
     given = SiteOptions(*constants)
     n, columns = x.shape[-2:]
@@ -170,7 +171,7 @@ def backward(
     others = None if dresidual is None else flattened(dresidual, 2), dy, None if dy is None else weights
     if into is None and wanted[0]:
         into = x.new_empty(x.shape, dtype=dtype)
-    # what is returned is no view, since nobody knows who else has the memory of one (`own_gradient`)
+    # no view is returned: the other owners of its memory would be unknown (`own_gradient`)
     _, dfn = mixes_launch.gradients(
         g, along, streams, projection, call, choices.get(BACKWARD), others, KERNELS[BACKWARD], dtype,
         of_projection, into,
@@ -190,7 +191,8 @@ def collapse_gradients(
 ) -> tuple[Some, Some, Some]:
     """(dy (T, C), dweights (T, n), the gradient of y_norm_weight) of streams (T, n, C), each if it is wanted.
 
-    dy is the gradient of the result; after a norm it is made of that, in float32: nothing has rounded it.
+    Without a norm dy is the given gradient of the result; with one it is computed from that, and stays in
+    float32 without a rounding.
     """
     if dy is None:
         return None, None, None

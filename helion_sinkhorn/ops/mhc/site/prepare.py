@@ -14,26 +14,26 @@ from helion_sinkhorn.runtime.views import parameter
 
 
 def hc_prepare(fn: torch.Tensor, *, boundary: bool = False, precision: str = "float32") -> None:
-    """Split the projection of a site into the parts that kernels multiply, once for all calls that take it.
+    """Split the projection of a site into the parts that kernels multiply, once for all calls with this fn.
 
-    Without it every call of `hc_site` and `hc_boundary` makes them anew, in a launch of its own.  Calls that
-    are given this very tensor, also by the module that holds it, take what was kept for it, with the same
-    bits; so do CUDA graphs that are captured afterwards.  The next call notices a change of fn in place and
-    makes the parts itself again, a graph does not.  Call hc_prepare again after a change: it writes into the
-    same memory, and no graph has to be captured anew.  Changes through `fn.data` are not noticed.
+    Without it every call of `hc_site` and `hc_boundary` splits fn in a launch of its own.  Calls with this
+    very tensor, also calls of the module that holds it, use the kept parts, with the same bits; so do CUDA
+    graphs that are captured afterwards.  If fn is changed in place, the next call notices and splits fn
+    itself, but a graph does not.  Call hc_prepare again after a change: it writes into the same memory, so
+    that no graph has to be captured again.  Changes through `fn.data` are not noticed.
 
     Args:
-        fn: (n^2 + 2n, n C), any floating dtype, as `hc_site` takes it; it is kept while it lives.
+        fn: (n^2 + 2n, n C), any floating dtype, as `hc_site` takes it; its parts are kept while it lives.
         boundary: False for `hc_site`, True for `hc_boundary`.
-        precision: of the calls, "float32" or "tf32".
+        precision: "float32" or "tf32", as in the calls.
 
-    Without kernels for it, as on a CPU or in float64, nothing is kept.  A norm_weight is multiplied by fn in
-    every call, which then takes no kept parts.  They have 6 bytes for each entry of fn, or 4 with "tf32".
+    Nothing is kept where no kernel takes fn, as on a CPU or in float64.  Calls with a norm_weight multiply it
+    by fn and use no kept parts.  The parts take 6 bytes for each entry of fn, or 4 with "tf32".
 
     Raises:
         TypeError: fn is no floating-point tensor, boundary no flag.
-        ValueError: fn is no projection of 1 to 16 streams, or an inference tensor, of which nothing tells
-            that it was changed; an unknown precision.
+        ValueError: fn is no projection of 1 to 16 streams, or is an inference tensor, which does not count
+            its changes; an unknown precision.
         NotImplementedError: fn is a DTensor, or the call is compiled.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2.
@@ -48,7 +48,7 @@ def hc_prepare(fn: torch.Tensor, *, boundary: bool = False, precision: str = "fl
         )
     if fn.is_inference():
         raise ValueError(
-            "fn is an inference tensor, whose changes nothing counts; make it outside torch.inference_mode()"
+            "fn is an inference tensor, which counts no changes; make it outside torch.inference_mode()"
         )
     if not are_eager((fn,)):
         raise NotImplementedError("hc_prepare takes a plain tensor; call it outside of compiled functions")

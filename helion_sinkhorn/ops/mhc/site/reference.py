@@ -77,7 +77,7 @@ def hc_boundary(
     y_norm_eps: float = 1e-6,
     form: str = "deepseek",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Take a sublayer's output into the streams, and make the next sublayer's input and coefficients.
+    """Add a sublayer's output to the streams, and make the next sublayer's input and coefficients.
 
         streams = hc_post(f, x, post, comb, bias)
         (pre, post', comb') from streams, as `hc_site` makes them
@@ -108,6 +108,6 @@ def hc_boundary(
 
 def _coefficients(x, fn, scale, base, iters, eps, norm_eps, norm_weight, eps_outside, **options):
     """(pre, post, comb) of streams x (..., n, C)."""
-    # merged: one stream of C entries would be read as C merged ones
+    # flattened, since one stream of C entries would be read as C merged streams
     mixes = hc_mixes(x.flatten(-2), fn, norm_eps, norm_weight, eps_outside=eps_outside)
     return hc_split_sinkhorn(mixes, scale, base, x.size(-2), iters, eps, **options)

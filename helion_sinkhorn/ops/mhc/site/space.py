@@ -1,4 +1,4 @@
-"""What a config of hc_site's kernels is chosen for, the config taken untuned, and what the tuner tries."""
+"""The properties of a call that choose configs of hc_site, the defaults, and what the tuner tries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helion_sinkhorn.runtime.space import Grid, Items
 
 @dataclass(frozen=True)
 class SiteCall(Keyed):
-    """The dtype of the streams, how many there are, their columns, and the precision asked for."""
+    """The dtype of the streams, their number and columns, and the requested precision."""
 
     dtype: str
     n: int

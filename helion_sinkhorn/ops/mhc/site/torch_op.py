@@ -2,9 +2,9 @@
 
 `helion_sinkhorn::hc_site` returns (y, pre, post, comb, mixes, norms): y is collapsed by `weights`, or by pre
 where they are None, and normalised where y_norm_weight is given; mixes (..., n^2 + 2n) and norms (..., 2) are
-what the backward takes (docs/mhc.md), and carry no gradient.  `hc_site_backward` returns (dx, dfn, dbase
-and dscale one after the other, dweights, the gradient of y_norm_weight); with `own` the weights are pre:
-their gradient goes on to the mixes, and dweights is empty.  So is each that is not `wanted`.
+what the backward takes (docs/mhc.md), and carry no gradient.  `hc_site_backward` returns (dx, dfn, dbase and
+dscale in one tensor, dweights, the gradient of y_norm_weight).  With `own` the weights are pre: the mixes
+receive their gradient, and dweights is an empty tensor.  So is each result that is not `wanted`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def forward(x, *arguments, **out):
 def backward(dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, *arguments, into=None):
     """(dx, dfn, dbase and dscale, dweights, the gradient of y_norm_weight).
 
-    dx is written into `into`, which may be dresidual, if that is given.
+    If `into` is given, dx is written into it; it may be dresidual.
     """
     given = dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, *arguments
     if x.numel() == 0:
@@ -90,7 +90,7 @@ def _empty_gradients(dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weig
 
 
 def of_norm(x, dy, y_norm_weight):
-    """Room for the gradient of y_norm_weight, if there is one."""
+    """Memory for the gradient of y_norm_weight, if there is such a weight."""
     return None if dy is None or y_norm_weight is None else x.new_empty(x.size(-1), dtype=torch.float32)
 
 
@@ -117,7 +117,7 @@ def _with_residual(ctx, dresidual, dy, dpre, dpost, dcomb, *_):
     there = [t for t in (*upstream, *given[:6]) if t is not None]
     run = HcSiteBackward.apply if differentiates(*there) else call_backward
     if into is not None and into.dtype == given[0].dtype and call_backward.is_eager(*there):
-        # half of what the backward would allocate: each entry is read by the program that writes it
+        # saves half of what the backward would allocate; the program that writes an entry has read it before
         run = functools.partial(backward, into=into)
     of_y = dy is not None
     wanted = *needed[:2], any(needed[2:4]), needed[4] and of_y, needed[5] and of_y
@@ -144,9 +144,10 @@ HcSiteBackward = last(BACKWARD, FORWARD, call_backward)
 
 
 class Traced(torch.autograd.Function):
-    """The operator with the streams as one more result, the first, whose gradient its backward takes in.
+    """The operator with the streams as its first result, whose gradient its backward adds to dx.
 
-    A registered operator must not return its argument, so this stands beside what `differentiable` makes.
+    A registered operator must not return its argument, so this class is needed beside what `differentiable`
+    makes.
     """
 
     generate_vmap_rule = True
@@ -161,7 +162,7 @@ class Traced(torch.autograd.Function):
 
 
 class HcSite(Traced):
-    """Traced with a jvp that raises, for eager calls: Dynamo takes no Function with a jvp."""
+    """Traced with a jvp that raises, for eager calls; Dynamo accepts no Function with a jvp."""
 
     jvp = staticmethod(no_forward_mode(FORWARD))
 
@@ -174,7 +175,7 @@ apply_directly(HcSite, call, _site, FORWARD)
 
 
 def run(x, *arguments):
-    """(y, pre, post, comb, residual) of the operator, the residual with its gradient where there is one."""
+    """(y, pre, post, comb, residual) of the operator; the gradient of the residual comes back to it."""
     given = [t for t in (x, *arguments[:5]) if t is not None]
     if differentiates(*given):
         residual, *found = HcSite.apply(x, *arguments)

@@ -33,7 +33,7 @@ from helion_sinkhorn.runtime.torch_op import differentiates
 
 PARTIAL_DTYPES = (torch.float32, torch.float64)
 SMALLEST_NORM_EPS = 1e-37
-"""Its reciprocal, the largest r^2, is a float32."""
+"""The smallest norm_eps: its reciprocal, the largest r^2, is still a float32."""
 NORM_EPS = f"0 or a float of at least {SMALLEST_NORM_EPS}, finite"
 
 
@@ -62,35 +62,36 @@ def hc_split_sinkhorn(
         post = post_mult sigmoid(a_post) + post_eps
         comb = softmax(a_comb, rows) + eps, columns normalised, then sinkhorn_iters - 1 times rows and
                columns, each denominator + eps
-    The gradient is exact, of the iterations as they are run, and made from the arguments alone:
+    The gradient is the exact one of the iterations as they are run, and is computed from the arguments only:
         da_pre = dpre sigmoid(a) sigmoid(-a),  da_post = post_mult dpost sigmoid(a) sigmoid(-a),
         da_comb the adjoint of Sinkhorn's iterations (docs/dev/math.md),
         dmixes = da * s,  dbase = sum of da over tokens,  dscale_k = sum of da * mixes over tokens and part k
 
     Args:
-        mixes: (..., n^2 + 2n), float32, bfloat16, float16 or float64, any layout: a row a token, the
-            projection's output after its norm.
+        mixes: (..., n^2 + 2n), float32, bfloat16, float16 or float64, any layout: the projection's output
+            after its norm, a row for each token.
         scale: (3,), any floating dtype, for pre, post and comb.
         base: (n^2 + 2n,), any floating dtype.
-        hc_mult: n, streams, 1 to 16.
-        sinkhorn_iters: T, the number of row and of column steps; 0 leaves a_comb as it is, for comb.
-        eps: of Sinkhorn's softmax and denominators; 0, or 1e-12 to 1.
-        post_mult: factor of post.
+        hc_mult: n, the number of streams, 1 to 16.
+        sinkhorn_iters: T, the number of row and of column steps; with 0 comb is a_comb.
+        eps: added to Sinkhorn's softmax and denominators; 0, or 1e-12 to 1.
+        post_mult: the factor of post.
         pre_eps: added to pre; None for eps.
         post_eps: added to post.
         comb_order: "io" for comb[..., input stream, output stream], as DeepSeek has it; "oi" for its
             transpose.
-        form: "deepseek" is what is written above; "log" is that of `sinkhorn`, without eps: T times rows and
-            columns.  It and T = 0 have no kernel of their own: PyTorch makes the gates, `sinkhorn` comb.
-        implementation: "auto" takes the Helion kernels on a GPU, and vectorised PyTorch elsewhere: in
+        form: "deepseek" is the form above; "log" is the log form of `sinkhorn`, without eps, which normalises
+            rows and columns T times.  The log form and T = 0 have no kernel of their own: PyTorch computes
+            the gates, and `sinkhorn` comb.
+        implementation: "auto" takes the Helion kernels on a GPU, and vectorised PyTorch on a CPU, in
             float64, for one stream, and for more iterations than the kernels keep in registers (33; at
             eps = 0 fewer); "helion" and "pytorch" ask for one of them.
-        out_dtype: of the results; default float32, float64 for float64 mixes.
-        reduce: Reduce(squares, size, norm_eps, eps_outside): then mixes are a projection's partial sums
-            (splits, ..., n^2 + 2n), float32 or float64, and squares (splits, ...) the sums of squares of what
-            each split has projected.  With q the sum of the squares over size, the mixes are the sum of the
-            partials, in the order of the splits, times r = 1 / sqrt(q + norm_eps), or with eps_outside
-            1 / (sqrt(q) + norm_eps).  Every split has the same gradients, of partials and of squares:
+        out_dtype: the dtype of the results; by default float32, float64 for float64 mixes.
+        reduce: Reduce(squares, size, norm_eps, eps_outside).  With it, mixes are the partial sums of a
+            projection, (splits, ..., n^2 + 2n), float32 or float64, and squares (splits, ...) are the sums of
+            squares of the entries of each split.  With q = sum of squares / size, the mixes are the sum of
+            the partial sums, in the order of the splits, times r = 1 / sqrt(q + norm_eps), or with
+            eps_outside 1 / (sqrt(q) + norm_eps).  Every split has the same gradients:
             dpartials = r dmixes,  dsquares = (k / 2) sum_j dmixes_j mixes_j,  k = -r^2 / size; with
             eps_outside k = -r / (size sqrt(q)), and 0 where q is 0.
 
@@ -123,8 +124,8 @@ def hc_split_sinkhorn(
     if not is_fused:
         if reduce is not None:
             raise ValueError(
-                f"reduce is given with form={form!r} and {sinkhorn_iters} iterations; partial sums are taken "
-                'with form="deepseek" and 1 at least: add them up before'
+                f"reduce is given with form={form!r} and {sinkhorn_iters} iterations; partial sums need "
+                'form="deepseek" and at least 1 iteration: use those, or add the partial sums up before'
             )
         implementation_for(implementation, "mixes", mixes)
         return in_parts(mixes, scale, base, hc_mult, options, form, implementation, out_dtype)
@@ -132,7 +133,7 @@ def hc_split_sinkhorn(
 
 
 def split(mixes, scale, base, n, options, implementation, out_dtype=None, reduce=None):
-    """hc_split_sinkhorn of checked arguments; options: its iterations, eps to post_eps, and comb_order."""
+    """hc_split_sinkhorn of checked arguments; options are the arguments from sinkhorn_iters to comb_order."""
     n_iters, eps, *_ = options
     serves = implementation_for(implementation, "mixes", mixes, beyond_kernels(n, n_iters, eps))
     given = (mixes, scale, base) if reduce is None else (mixes, reduce.squares, scale, base)
@@ -162,7 +163,7 @@ def _check(mixes, scale, base, n, n_iters, out_dtype) -> None:
 
 
 def has_kernels(form, n_iters) -> bool:
-    """Whether the kernels make a comb of this form; raise of a form that there is not."""
+    """Whether the kernels make a comb of this form; raise for an unknown form."""
     if form == "deepseek":
         return n_iters != 0
     check_option("form", form, FORMS)
@@ -170,12 +171,12 @@ def has_kernels(form, n_iters) -> bool:
 
 
 def check_iterations(n_iters) -> None:
-    """Raise unless there are as many iterations as the operator takes."""
+    """Raise unless the operator takes so many iterations."""
     check_int("sinkhorn_iters", n_iters, 0, MOST_ITERS)
 
 
 def check_parameters(scale, base, n, first, other) -> None:
-    """Raise unless scale and base are tensors for n streams, where the argument named first is."""
+    """Raise unless scale and base are tensors for n streams, on the device of the argument named `first`."""
     columns = n * n + 2 * n
     for name, x, shape in (("scale", scale, (3,)), ("base", base, (columns,))):
         check_tensor(name, x, f"({shape[0]},)")
@@ -192,7 +193,7 @@ def _check_reduce(reduce, partials) -> None:
     if partials.dim() < 2 or partials.shape[0] < 1:
         raise ValueError(
             f"mixes has shape {tuple(partials.shape)}; with reduce pass partial sums "
-            f"(splits, ..., {columns}), one split at least"
+            f"(splits, ..., {columns}) with at least one split"
         )
     if partials.dtype not in PARTIAL_DTYPES:
         raise TypeError(
@@ -215,7 +216,7 @@ def _check_reduce(reduce, partials) -> None:
 
 
 def check_constants(eps, post_mult, pre_eps, post_eps, comb_order) -> None:
-    """Raise unless these are finite numbers and an order."""
+    """Raise unless the constants are finite numbers and comb_order is a known order."""
     check_eps(eps)
     for name, value in (("post_mult", post_mult), ("pre_eps", pre_eps), ("post_eps", post_eps)):
         if value is not None or name != "pre_eps":

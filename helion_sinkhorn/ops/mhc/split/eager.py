@@ -1,7 +1,7 @@
 """hc_split_sinkhorn in vectorised PyTorch: forward and exact backward from the mixes only.
 
-Sinkhorn's own vectorised path makes comb and its gradient; gates take sigmoid(-a), where 1 - sigmoid(a)
-would cancel.
+Sinkhorn's own vectorised path computes comb and its gradient.  The gradients of the gates take sigmoid(-a)
+instead of 1 - sigmoid(a), which would cancel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _arguments(mixes, scale, base, n):
 
 
 def _sigmoid(a):
-    """By exp, whose bits do not depend on the place in a vector, as sigmoid's do."""
+    """sigmoid(a) by exp, whose bits do not depend on the place in a vector, as those of torch.sigmoid do."""
     e = a.abs().neg_().exp_()
     return torch.where(a < 0, e, 1.0) / (1 + e)
 
@@ -43,7 +43,7 @@ def forward(mixes, scale, base, n, n_iters, eps, post_mult, pre_eps, post_eps, c
 
 
 def reduce(partials, squares, size, norm_eps, eps_outside):
-    """(mixes, norms) of partial sums, added in the order of the splits; norms (..., 2) are r and k (docs)."""
+    """(mixes, norms) of partial sums, added in the order of the splits; norms (..., 2) are r and k."""
     total, of_squares = partials[0], squares[0]
     for k in range(1, len(partials)):
         total, of_squares = total + partials[k], of_squares + squares[k]
@@ -58,7 +58,7 @@ def reduce(partials, squares, size, norm_eps, eps_outside):
 
 
 def reduce_backward(dmixes, dnorms, mixes, norms, splits, size, eps_outside):
-    """(dpartials, dsquares), each the same for every split and expanded; gradients may be None.
+    """(dpartials, dsquares), expanded, since every split has the same; upstream gradients may be None.
 
     dpartials = r dmixes,  dsquares = (k / 2) sum_j dmixes_j mixes_j + (r k / 2) dr + k' dk
     """
@@ -67,7 +67,7 @@ def reduce_backward(dmixes, dnorms, mixes, norms, splits, size, eps_outside):
     if dmixes is not None:
         dpartials = r.unsqueeze(-1) * dmixes
         terms = dmixes * mixes
-        # autograd, which sees this where a second derivative may be requested, takes no sum in place
+        # where a second derivative may be requested, autograd sees this, and it takes no sum in place
         dsquares = 0.5 * k * (terms.sum(-1) if terms.requires_grad else sum_last(terms))
     if dnorms is not None:
         dr, dk = dnorms.unbind(-1)
@@ -80,7 +80,7 @@ def backward(
     dpre, dpost, dcomb, mixes, scale, base, n, n_iters, eps, post_mult, pre_eps, post_eps, comb_order,
     wanted: Sequence[bool] = (True, True),
 ) -> tuple[Some, Some]:  # fmt: skip
-    """(dmixes, dbase and dscale one after the other), None for each that is not wanted.
+    """(dmixes, dbase and dscale in one tensor), None for each that is not wanted.
 
     An upstream gradient that is None is 0.
     """

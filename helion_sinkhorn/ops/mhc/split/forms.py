@@ -1,4 +1,4 @@
-"""hc_split_sinkhorn by parts: gates in PyTorch beside `sinkhorn`, for the forms that its kernels have not."""
+"""hc_split_sinkhorn by parts, gates in PyTorch and `sinkhorn`, for the forms that its kernels do not have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def in_parts(
     implementation: str,
     out_dtype: torch.dtype | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(pre, post, comb) of checked arguments, comb in a form of `sinkhorn`; its logits for no iterations."""
+    """(pre, post, comb) of checked arguments; comb is in a form of `sinkhorn`, or its logits."""
     n_iters, eps, *_, comb_order = options
     with without_autocast(mixes):
         pre, post, comb = gated(mixes, scale, base, n, options)
@@ -35,7 +35,7 @@ def in_parts(
 def gated(
     mixes: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, n: int, options: tuple
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(pre, post, what is left) of mixes (..., 2n + K): the gates, and the K logits that comb is made of."""
+    """(pre, post, logits) of mixes (..., 2n + K): the gates, and the K logits that comb is made of."""
     _, _, post_mult, pre_eps, post_eps, _ = options
     dtype, sizes = computing(mixes.dtype), (n, n, mixes.size(-1) - 2 * n)
     s = torch.cat([scale[k].expand(size) for k, size in enumerate(sizes)])
@@ -46,8 +46,8 @@ def gated(
 def gate(a: torch.Tensor) -> torch.Tensor:
     """sigmoid(a) by exp(-|a|), so that autograd has sigmoid(-a) for 1 - sigmoid(a), which would cancel.
 
-    torch.sigmoid's derivative is 0 in float32 from a = 17 on, where the true one is 4e-8; its last bits
-    also depend on a number's place in a vector, and with it on the tokens around.
+    In float32 the derivative of torch.sigmoid is 0 from a = 17 on, where the true one is 4e-8.  Its last bits
+    also depend on a number's place in a vector, and so on the tokens around.
     """
     negative = a < 0
     e = torch.where(negative, a, -a).exp()

@@ -1,4 +1,4 @@
-"""Coefficients of a site whose comb is given, or made by another map of its logits than Sinkhorn."""
+"""Coefficients of a site whose comb is given, or made of logits by another map than Sinkhorn."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from helion_sinkhorn.runtime.checks import check_same_device, check_tensor, refu
 from helion_sinkhorn.runtime.torch_op import without_autocast
 
 Comb = torch.Tensor | Callable[[torch.Tensor], torch.Tensor]
-"""comb (..., n, n), or what makes it of its logits (..., K)."""
+"""comb (..., n, n), or a function that makes it of logits (..., K)."""
 
 
 def coefficients_beside(
     mixes: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, n: int, options: tuple, comb: Comb
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(pre, post, comb) of mixes (..., 2n + K): the gates of `hc_split_sinkhorn`, and comb in its order."""
+    """(pre, post, comb) of mixes (..., 2n + K): the gates of `hc_split_sinkhorn`, and comb in comb_order."""
     with without_autocast(mixes):
         pre, post, logits = gated(mixes, scale, base, n, options)
     if not isinstance(comb, torch.Tensor):
@@ -28,7 +28,7 @@ def coefficients_beside(
 
 
 def check_comb(comb: torch.Tensor, x: torch.Tensor, wanted: tuple[int, ...], name: str = "comb") -> None:
-    """Raise unless comb is a floating tensor of this shape where x is."""
+    """Raise unless comb is a floating-point tensor of this shape on the device of x."""
     check_tensor(name, comb, "(..., n, n)")
     check_same_device(name, comb, "x", x)
     if tuple(comb.shape) != tuple(wanted):
@@ -38,7 +38,7 @@ def check_comb(comb: torch.Tensor, x: torch.Tensor, wanted: tuple[int, ...], nam
 def check_parameters_beside(
     x: torch.Tensor, fn: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, comb: Comb
 ) -> None:
-    """Raise unless the tensors project the streams x (..., n, C) to gates, and to what `comb` is made of."""
+    """Raise unless the tensors project the streams x (..., n, C) to gates and to the logits of `comb`."""
     n = x.shape[-2] if x.dim() > 1 else 0
     refuse_merged(x, n, fn.shape[-1])
     check_streams(x)
@@ -47,7 +47,7 @@ def check_parameters_beside(
     if fn.dim() != 2 or not fits or fn.shape[1] != entries:
         raise ValueError(
             f"fn has shape {tuple(fn.shape)}; for x of shape {tuple(x.shape)} pass ({2 * n}, {entries}) with "
-            f"a comb that is a tensor, and ({2 * n} + K, {entries}) with one that takes K logits"
+            f"a tensor comb, and ({2 * n} + K, {entries}) with a function of K logits"
         )
     for name, t, shape in (("scale", scale, (3,)), ("base", base, (rows,))):
         check_tensor(name, t, f"({shape[0]},)")

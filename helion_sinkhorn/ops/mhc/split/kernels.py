@@ -1,8 +1,8 @@
 """The Helion kernel bodies of hc_split_sinkhorn: the gates, and Sinkhorn's iterations on the other columns.
 
-A token's mixes are n + 2 rows of n: pre, post, and n rows of logits that lie in registers as Sinkhorn's
-matrices do (ops.sinkhorn.loads.read).  a = mixes * scale + base; the view of base has a batch of stride
-0, so that it is read as the mixes are.
+A token's mixes are n + 2 rows of n: pre, post, and n rows of logits, which lie in registers as Sinkhorn's
+matrices do (ops.sinkhorn.loads.read).  a = mixes * scale + base; base is viewed with a batch dimension of
+stride 0, so that it is read like the mixes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from helion_sinkhorn.runtime.device_math import LOG2E, reciprocal
 
 
 def sigmoids(a, how):
-    """(sigmoid(a), sigmoid(-a)): neither is one less the other, which would cancel at the ends."""
+    """(sigmoid(a), sigmoid(-a)); neither is computed as 1 minus the other, which would cancel."""
     e = torch.exp2(torch.abs(a) * -LOG2E)
     near_one = reciprocal(1.0 + e, how)
     near_zero = e * near_one
@@ -43,15 +43,15 @@ def sigmoids(a, how):
 
 def gate_mixes(gates, tile, part):
     """The mixes of the pre (part 0) or the post (part 1) columns, (tile, n)."""
-    # hl.load: in a helper Helion takes an index for an operation on the host
+    # hl.load: inside a helper Helion takes indexing for an operation on the host
     return hl.load(gates, [tile, part, slice(None)]).to(torch.float32)
 
 
 def gate_of(mix, base, scale, part, how):
     """a of the pre or the post columns, (tile, n), from their mixes.
 
-    The product is rounded before base is added: fused into the sum for some places of a block and not for
-    others, a token's bits would depend on where it stands.
+    The product is rounded before base is added.  A compiler may fuse product and sum in some places of a
+    block and not in others, and a token's bits would depend on its place.
     """
     return product(mix, hl.load(scale, [part]), how) + hl.load(base, [part, slice(None)]).unsqueeze(0)
 
@@ -63,7 +63,7 @@ def gate_gradient(mix, grad, base, scale, part, factor, how):
 
 
 def store_gates(da, mix, scale, dgates, sum_gates, sum_scale, tile, part, sums):
-    """The gradient of the mixes of the pre or the post columns, and the sums of da and of da * mixes."""
+    """Store the gradient of the mixes of the pre or the post columns; sum da and da * mixes."""
     if dgates is not None:
         hl.store(dgates, [tile, part, slice(None)], (da * hl.load(scale, [part])).to(dgates.dtype))
     if sum_scale is not None:
@@ -72,12 +72,12 @@ def store_gates(da, mix, scale, dgates, sum_gates, sum_scale, tile, part, sums):
 
 
 def logits_of(mixed, base, scale, base_shape, tile, n, how):
-    """a of the comb columns, (tile, n, n), from their mixes; rounded as in `gate_of`."""
+    """a of the comb columns, (tile, n, n), from their mixes, rounded as in `gate_of`."""
     return product(mixed, hl.load(scale, [2]), how) + read(base, base_shape, tile, n, n)
 
 
 def sums_of(shape, n, how, pivoted):
-    """The sums of a token's matrix, whose view is (T, *shape): the same bits in every program."""
+    """How to add up a token's matrix, whose view is (T, *shape), with the same bits in every program."""
     return fixed_summation(n, n, how, shape == (n, 1, 1, 1, n), pivoted)
 
 
@@ -96,12 +96,13 @@ def hc_split_sinkhorn_forward(
     norms: torch.Tensor | None,
     facts: hl.constexpr,
 ):
-    """pre (T, n), post (T, n) and comb (T, n, n) or (T, n n).
+    """Write pre (T, n), post (T, n) and comb (T, n, n) or (T, n n).
 
-    gates are the mixes, (T, n + 2, n): Helion takes 64-bit indices by the number of a tensor's elements.
-    base_gates is (n + 2, n).  With squares (splits T,), gates and logits are partial sums of as many rows, of
-    which `first` and then `together` at a time are read; then the mixes that they make are written too, two
-    rows of mixed_gates (T, n + 2, n) and mixed_logits (T, n n) or (T, n, n), and norms (T, 2).
+    gates are all mixes, (T, n + 2, n), since Helion chooses 64-bit indices by the size of a tensor.
+    base_gates is (n + 2, n).  With squares (splits T,), gates and logits are partial sums with splits T rows:
+    the first `first` splits are read together, and then `together` at a time.  The mixes that they add up to
+    are then written too, to two rows of mixed_gates (T, n + 2, n) and to mixed_logits (T, n n) or (T, n, n),
+    and so are norms (T, 2).
     """
     (
         n, n_iters, eps, deepseek, post_mult, pre_eps, post_eps, transposed, splits, first,
@@ -112,7 +113,7 @@ def hc_split_sinkhorn_forward(
     hl.specialize((gates.shape[1:], gates.stride(), logits.stride(), base_logits.stride(), base_gates.shape))
     hl.specialize((pre.shape[1:], comb.shape[1:], comb.stride()))
     if mixed_logits is not None:
-        # assigned: alone under an `if` it would leave the block empty
+        # assigned to a name: Helion drops a bare call, which would leave the block of the `if` empty
         _fixed = hl.specialize((mixed_logits.shape[1:], mixed_logits.stride()))
         hl.specialize((mixed_gates.shape[1:], mixed_gates.stride(), norms.shape[1:], norms.stride()))
     sums = sums_of(shape, n, how, pivoted)
@@ -182,18 +183,18 @@ def hc_split_sinkhorn_backward(
     sum_scale: torch.Tensor | None,
     facts: hl.constexpr,
 ):
-    """dmixes: two rows of dgates (T, n + 2, n), and dlogits (T, n n) or (T, n, n).
+    """Write dmixes: two rows of dgates (T, n + 2, n), and dlogits (T, n n) or (T, n, n).
 
     `head` segments of `length` iterations are replayed with their scaling vectors in registers, as in
-    `sinkhorn_backward`.  Sums of da and of da * mixes over tokens have a row for each tile: sum_gates
-    (tiles, 2, n), sum_logits (tiles, n, n) and sum_scale (tiles, 3).  The first two may be None, or the last
-    three.
+    `sinkhorn_backward`.  The sums of da and of da * mixes over tokens have a row for each tile: sum_gates
+    (tiles, 2, n), sum_logits (tiles, n, n) and sum_scale (tiles, 3).  dgates and dlogits may be None, or the
+    three sums.
     """
     n, n_iters, eps, deepseek, post_mult, transposed, length, head, how, paired, pivoted, lean = facts
     batch = gates.size(0)
     shape, base_shape = hl.specialize((logits.shape[1:], base_logits.shape[1:]))
     hl.specialize((gates.shape[1:], gates.stride(), logits.stride(), base_logits.stride(), base_gates.shape))
-    # assigned: alone under an `if` it would leave the block empty
+    # assigned to a name: Helion drops a bare call, which would leave the block of the `if` empty
     if dlogits is not None:
         _dmixes = hl.specialize((dgates.stride(), dlogits.shape[1:], dlogits.stride()))
     if sum_scale is not None:
@@ -206,8 +207,9 @@ def hc_split_sinkhorn_backward(
     steps = n_iters - 1 if deepseek else n_iters
     rest = steps - head * length
     for tile in hl.tile(batch):
-        # before anything is written: no load is moved up past a store, and a second read of the logits that
-        # has stores before it is not taken from registers held since the first (sm_90: 122 in place of 165)
+        # before anything is written, since no load moves up past a store.  The second read of the logits
+        # after stores is a load again, which keeps no registers from the first read on (sm_90: 122
+        # registers instead of 165)
         if dpre is not None:
             mix_pre = gate_mixes(gates, tile, 0)
             grad_pre = dpre[tile, :]
@@ -226,7 +228,7 @@ def hc_split_sinkhorn_backward(
             a, p, q = start(x32, n, n, eps, deepseek, 1, how)
             if pivoted:
                 a, p, q, _c, r = pivot(a, p, q, n, n, 1, how, sums)
-            # + 0: as in sinkhorn_backward (docs/dev/helion.md)
+            # + 0 for the same reason as in sinkhorn_backward (docs/dev/helion.md)
             p_starts = [p + 0.0] * (head + 1)
             q_starts = [q + 0.0] * (head + 1)
             if head > 0:
@@ -257,7 +259,7 @@ def hc_split_sinkhorn_backward(
                 if pivoted:
                     da = product(da * spread(p_starts[0], 1), spread(r, 2), sums["rounded"])
                     v = v * r
-                # anew: kept, the logits would hold a matrix of registers through all segments
+                # read again, since keeping the logits would take a matrix of registers in all segments
                 x32 = logits_of(mixed, base_logits, scale, base_shape, tile, n, how)
                 dz = softmax_gradient(x32, da, v, n, n, eps, 1, how, sums_of(shape, n, how, False))
             else:

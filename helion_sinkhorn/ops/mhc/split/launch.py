@@ -45,10 +45,10 @@ BODIES = "helion_sinkhorn.ops.mhc.split.kernels"
 NO_NORM = 0, 0, 0, False, 0, 0.0, False
 """(splits, first, together, tokens_first, size, norm_eps, eps_outside) of mixes that are no partial sums."""
 TOGETHER = 4
-"""Splits that are loaded at a time: 96 registers of a thread that holds a token of four streams."""
+"""Splits that are loaded at a time: 96 registers, in a thread that holds a token of four streams."""
 Tensors = tuple[torch.Tensor, ...]
 _tiles: dict[Hashable, int] = {}
-"""How many tiles a launch of the backward kernel had, by what it was kept under."""
+"""The number of tiles of a launch of the backward kernel, by the key of the kept launch."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -58,7 +58,7 @@ def call_for(n: int, n_iters: int, eps: float, dtype: torch.dtype) -> HcCall:
 
 
 def shared(call: HcCall, eps: float, choice: Choice) -> tuple[bool, bool]:
-    """(paired, pivoted) where they are safe."""
+    """(paired, pivoted) of a choice, each only where it is safe."""
     variant, eps = dict(choice.variant), eps if call.deepseek else 0.0
     paired = variant.get("paired", False) and pairs_are_safe(call.n, call.n, call.steps, eps)
     return paired, variant.get("pivoted", False) and pivot_is_safe(call.steps, eps)
@@ -78,7 +78,7 @@ def forward_facts(
 def backward_facts(
     chosen: Chosen, call: HcCall, eps: float, post_mult: float, comb_order: str
 ) -> tuple[Any, ...]:
-    """The same of the backward."""
+    """What the body of the backward takes after its tensors."""
     variant = dict(chosen.choice.variant)
     length = variant.get("length", 1)
     return (
@@ -100,7 +100,7 @@ KERNELS = {
     )
     for name, body, default, space, facts, traits in (
         (FORWARD, FORWARD, forward_default, forward_space, forward_facts, ("returns float32",)),
-        # the same with partial sums for mixes: more to load, so other configs may be the best
+        # the forward with partial sums for mixes, which loads more, so that other configs may be the best
         (REDUCED, FORWARD, forward_default, forward_space, forward_facts, ("returns float32", "norms")),
         (BACKWARD, BACKWARD, backward_default, backward_space, backward_facts, ()),
     )
@@ -122,7 +122,7 @@ def forward(
     choice: Choice | None = None,
     into: Sequence[Some] = (None,) * 3,
 ) -> Tensors:
-    """(pre, post, comb), or those of them in `into`; the contract is api.hc_split_sinkhorn's."""
+    """(pre, post, comb), in the tensors of `into` if given; the contract is api.hc_split_sinkhorn's."""
     constants = n_iters, eps, post_mult, pre_eps, post_eps, comb_order
     made = rooms(mixes, mixes.shape[:-1], n, out_dtype, into)
     launch_forward(FORWARD, mixes, scale, base, made, (None, None, None), n, constants, NO_NORM, choice)
@@ -149,7 +149,7 @@ def forward_reduced(
 ) -> Tensors:
     """(pre, post, comb, mixes, norms); the contract is torch_op's.
 
-    Memory (splits, T) and (T, splits) is read as it is, any other layout copied.
+    Layouts (splits, T) and (T, splits) are read as they are; any other layout is copied.
     """
     splits, *lead, columns = partials.shape
     constants = n_iters, eps, post_mult, pre_eps, post_eps, comb_order
@@ -208,7 +208,7 @@ def launch_forward(
     launch(
         KERNELS[name], call_for(n, n_iters, eps, x.dtype), tensors, constants, norm,
         batch=tokens, choice=choice, views=views,
-        # all are contiguous, so nothing else decides their layout
+        # all are contiguous, so nothing else describes their layout
         layouts=(tokens, n, x.dtype, x.device, pre.dtype),
     )  # fmt: skip
 
@@ -230,7 +230,7 @@ def backward(
     wanted: Sequence[bool] = (True, True),
     choice: Choice | None = None,
 ) -> tuple[Some, Some]:
-    """(dmixes, dbase and dscale one after the other), None if not wanted; an upstream that is None is 0."""
+    """(dmixes, dbase and dscale in one tensor), None if not wanted; an upstream gradient None counts as 0."""
     if dpre is None and dpost is None and dcomb is None:
         # Helion generates no kernel that writes nothing
         return only((torch.zeros_like(mixes), scale.new_zeros(base.numel() + 3).float()), wanted)
@@ -239,7 +239,7 @@ def backward(
     tokens, columns = mixes.numel() // base.numel(), base.numel()
     whole = dpre is not None and dpost is not None and dcomb is not None
     dmixes = (torch.empty_like if whole else torch.zeros_like)(mixes) if wanted[0] else None
-    # the gates' sums, the logits' and at a 16-byte boundary those of the scale
+    # the sums of the gates, of the logits, and those of the scale at a 16-byte boundary
     width = -(-(columns + 3) // 4) * 4
     dtypes = [None if t is None else t.dtype for t in upstream]
     key = (
@@ -289,7 +289,7 @@ def backward(
 
 
 def tiles_of(choice: Choice, tokens: int) -> int:
-    """Tiles of a launch, each with a row of sums."""
+    """The number of tiles of a launch, each of which has a row of sums."""
     return -(-tokens // dict(choice.config)["block_sizes"][0])
 
 

@@ -1,4 +1,4 @@
-"""How far the kernels of hc_split_sinkhorn go."""
+"""The limits of the kernels of hc_split_sinkhorn."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from helion_sinkhorn.ops.sinkhorn.space import REGISTER_HISTORY_STEPS
 
 
 def beyond_kernels(n: int, n_iters: int, eps: float) -> Callable[[], str] | None:
-    """What says which limit of the kernels a call is beyond; None if it is beyond none.
+    """A function that says which limit of the kernels a call exceeds; None if it exceeds none.
 
-    Without eps nothing bounds the scaling vectors, and they last only until they have to be absorbed.
+    Without eps nothing bounds the scaling vectors, which overflow if they are not absorbed in time.
     """
     if n == 1:
         return lambda: "the kernels take 2 to 16 streams, hc_mult is 1"

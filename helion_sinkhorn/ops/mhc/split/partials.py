@@ -1,4 +1,4 @@
-"""Reduce: what makes mixes of the partial sums of a projection."""
+"""Reduce: how to make mixes of the partial sums of a projection."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 
 
 class Reduce(NamedTuple):
-    """The sums of squares and the constants of the RMS norm after a projection in `splits` partial sums.
+    """The sums of squares and the constants of the RMSNorm after a projection in `splits` partial sums.
 
         mixes = r sum_k partials_k,  q = sum_k squares_k / size,  r = 1 / sqrt(q + norm_eps)
     or with eps_outside r = 1 / (sqrt(q) + norm_eps).
     """
 
     squares: torch.Tensor
-    """(splits, ...), of the dtype of the partial sums: the squares of the entries of each split, added up."""
+    """(splits, ...), in the dtype of the partial sums: the sum of the squares of each split's entries."""
     size: int
-    """How many entries a token has in all splits: n times the hidden size."""
+    """The number of entries that a token has in all splits: n times the hidden size."""
     norm_eps: float = 1e-6
     """0 or at least 1e-37."""
     eps_outside: bool = False

@@ -1,7 +1,8 @@
 """Partial sums of a projection in a Helion kernel: their sums over the splits, and the factor of the norm.
 
-The row of split k and token t is k T + t, or with the tokens first t splits + k: a view with an axis of
-splits before the tokens would have a stride that changes with their number, and a program for each.
+The row of split k and token t is k T + t, or t splits + k with the tokens first.  A view with an axis of
+splits before the tokens would have a stride that changes with the number of tokens, and need a program for
+each.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from helion_sinkhorn.runtime.device_math import reciprocal
 
 
 def with_splits(sums, first, together, splits, tokens, squares, gates, logits, shape, tile, n):
-    """The sums of squares and of pre, post and comb columns, with those of `together` splits from `first` on
-    added one after another; () where none are added yet.  tokens: how many, None where they come first."""
+    """Add `together` splits from `first` on to the sums of squares and of pre, post and comb columns.
+
+    The splits are added one after another.  `sums` is () before the first.  tokens is the number of tokens,
+    or None where they come first in memory.
+    """
     for k in range(together):
         rows = tile.index * splits + (first + k) if tokens is None else tile.index + (first + k) * tokens
         terms = (
@@ -29,10 +33,10 @@ def with_splits(sums, first, together, splits, tokens, squares, gates, logits, s
 
 
 def norm_of(total, size, norm_eps, eps_outside, how):
-    """(r, k) of each token from its sum of squares: the factor of its RMS norm, and that of its gradient
-    (docs/mhc.md).
+    """(r, k) of each token from its sum of squares: the factor of its RMSNorm, and that of its gradient.
 
-    norm_eps is added to the sum, and not to the mean: a product before the addition could be fused with it.
+    docs/mhc.md defines both.  norm_eps is added to the sum and not to the mean, since a product before the
+    addition could be fused with it.
     """
     if not eps_outside:
         r = reciprocal(torch.sqrt((total + size * norm_eps) * (1.0 / size)), how)

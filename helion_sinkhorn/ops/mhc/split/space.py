@@ -1,8 +1,8 @@
-"""What a config of hc_split_sinkhorn is chosen for, the config taken untuned, and what the tuner tries.
+"""The properties of a call that choose configs of hc_split_sinkhorn, the defaults, and what the tuner tries.
 
-The iterations decide, so the defaults are those of Sinkhorn's kernels for n x n matrices.  A token has the
-same bits in any batch: how the entries of its matrix lie in threads, and with that the order of sums, is
-fixed for a call, and configs differ in how many tokens a program takes and in what it computes twice.
+The iterations take most of the time, so the defaults are those of Sinkhorn's kernels for n x n matrices.  A
+token has the same bits in any batch, since a call fixes how the entries of its matrix lie in threads, and so
+the order of sums.  Configs differ in the number of tokens a program takes and in what it computes twice.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from helion_sinkhorn.ops.sinkhorn import space as sinkhorn
 from helion_sinkhorn.runtime.space import Grid, Items
 
 ONE_SEGMENT = 19
-"""Most iterations whose vectors a thread keeps all at once: with 19 a gradient of four streams takes up to
-255 registers (sm_90)."""
+"""The most iterations whose vectors a thread keeps at once.
+
+With 19 a gradient of four streams takes up to 255 registers (compiled for sm_90).
+"""
 
 
 @dataclass(frozen=True)
 class HcCall(Keyed):
-    """The dtype of the mixes, the streams and the iterations; deepseek is False without eps."""
+    """The dtype of the mixes, the number of streams and of iterations; deepseek is False without eps."""
 
     dtype: str
     n: int
@@ -35,7 +37,7 @@ class HcCall(Keyed):
 
     @property
     def steps(self) -> int:
-        """Counted iterations; the first of the deepseek form is the softmax and one column step."""
+        """The number of iterations; the first of the deepseek form is the softmax and one column step."""
         return self.n_iters - 1 if self.deepseek else self.n_iters
 
     def __str__(self) -> str:
@@ -43,12 +45,12 @@ class HcCall(Keyed):
 
 
 def without_order(variant: Items) -> Items:
-    """A variant of Sinkhorn's kernels for these bodies, which have one order of sums."""
+    """A variant of Sinkhorn's kernels without its order of sums, of which these bodies have one."""
     return tuple((k, v) for k, v in variant if k != "ordered")
 
 
 def forward_default(call: HcCall, device: Device) -> tuple[Items, Items]:
-    """Sinkhorn's."""
+    """The default of Sinkhorn's forward."""
     config, variant = sinkhorn.forward_default(call, device)
     return config, without_order(variant)
 
@@ -58,12 +60,12 @@ def forward_space(call: HcCall, device: Device) -> tuple[Grid, ...]:
 
 
 def backward_default(call: HcCall, device: Device) -> tuple[Items, Items]:
-    """Sinkhorn's, without pairs of reciprocals, and of four streams in one segment of all iterations.
+    """The default of Sinkhorn's backward without pairs of reciprocals; four streams have one segment.
 
-    H200, four streams, us for 128, 8,192 and 2^20 tokens under Triton 3.9: 7.6, 8.7 and 220; in segments of 7
-    iterations, replayed by one loop, 8.1, 9.0 and 207.  Batches of all sizes take the same: under 3.9 LLVM
-    fuses one sum of the loop in another way, and a token would have other bits.  Pairs take 3 % more, and two
-    threads a token 252 us for 2^20.
+    On an H200 under Triton 3.9, four streams take 7.6, 8.7 and 220 us for 128, 8,192 and 2^20 tokens with
+    all iterations in one segment, and 8.1, 9.0 and 207 us in segments of 7 that one loop replays.  All
+    batches have one segment: under 3.9 LLVM fuses one sum of the loop differently, which would change a
+    token's bits.  Pairs of reciprocals take 3 % more time, and two threads a token 252 us for 2^20 tokens.
     """
     config, variant = sinkhorn.backward_default(call, device)
     chosen = dict(without_order(variant), paired=False)
@@ -78,7 +80,7 @@ def backward_space(call: HcCall, device: Device) -> tuple[Grid, ...]:
 
 
 def blocks(call: HcCall, device: Device, config: Items, variant: Items) -> Grid:
-    """The default in programs of one warp and of more; where Triton places the entries, only the default."""
+    """The default with one warp a program and with more; only the default where Triton places the entries."""
     rows, columns = dict(variant)["thread"]
     configs = [sinkhorn.over_threads(call, device, rows, columns, warps) for warps in (1, 2, 4) if rows]
     return {"config": tuple(dict.fromkeys([config, *configs])), **{k: (v,) for k, v in variant}}

@@ -1,12 +1,12 @@
 """The torch operators of hc_split_sinkhorn.
 
-`helion_sinkhorn::hc_split_sinkhorn` returns (pre, post, comb); its backward (dmixes, dbase and dscale one
-after the other, in the computing dtype), an empty tensor for each that is not `wanted`.
+`helion_sinkhorn::hc_split_sinkhorn` returns (pre, post, comb), and its backward (dmixes, dbase and dscale in
+one tensor of the computing dtype), with an empty tensor for each that is not `wanted`.
 `hc_split_sinkhorn_reduced` takes partial sums (splits, ..., n^2 + 2n) and squares (splits, ...) and returns
-(pre, post, comb, mixes, norms): mixes (..., n^2 + 2n) are what the backward above takes, and norms (..., 2)
-are r and k, a gradient of the mixes being one of
-    partials: r dmixes,  squares: (k / 2) sum_j dmixes_j mixes_j,  for every split
-    k = -r^2 / size,  with eps_outside  -r / (size sqrt(q)), 0 where q is
+(pre, post, comb, mixes, norms): the backward above takes mixes (..., n^2 + 2n), and norms (..., 2) are r and
+k.  From the gradient of the mixes they make, for every split, the gradients
+    of partials: r dmixes,  of squares: (k / 2) sum_j dmixes_j mixes_j,
+    k = -r^2 / size, or with eps_outside -r / (size sqrt(q)), and 0 where q is 0
 All take any leading shape; `implementation` is "helion" or "pytorch".
 """
 
@@ -60,7 +60,7 @@ def forward_reduced(partials, squares, scale, base, size, norm_eps, eps_outside,
     if implementation == "pytorch" or partials.numel() == 0:
         with without_autocast(partials):
             mixes, norms = eager.reduce(partials, squares, size, norm_eps, eps_outside)
-            # the fake says so, whatever the layout of the partial sums
+            # the fake operator says that they are, whatever the layout of the partial sums
             mixes = mixes.contiguous()
             return *eager.forward(mixes, scale, base, n, *arguments, out_dtype), mixes, norms
     norm = size, norm_eps, eps_outside
@@ -119,7 +119,7 @@ def _gradients(ctx, needed, dpre, dpost, dcomb, mixes, scale, base):
 
 
 def of_parameters(sums, needed, scale, base):
-    """(dscale, dbase) in their dtypes, None if not needed; sums are dbase and dscale in a row, or None."""
+    """(dscale, dbase) in their dtypes, None if not needed; `sums` has dbase and then dscale, or is None."""
     if sums is None:
         return None, None
     dbase, dscale = sums.split_with_sizes((base.size(0), 3), -1)

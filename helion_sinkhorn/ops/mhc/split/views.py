@@ -12,7 +12,7 @@ from helion_sinkhorn.runtime.wanted import Some
 
 
 class At:
-    """An address within a tensor, as a kept launch takes it: a view in its place would cost a call 2 us."""
+    """An address within a tensor, for a kept launch; making a view instead would cost a call 2 us."""
 
     __slots__ = ("address",)
 
@@ -20,19 +20,20 @@ class At:
         self.address = x.data_ptr() + entries * x.element_size()
 
     def data_ptr(self) -> int:
-        """As that of a tensor."""
+        """The address, by the name that it has for a tensor."""
         return self.address
 
 
 def places_in(x: Some, *places: int) -> tuple[torch.Tensor | At | None, ...]:
-    """A tensor from each of these entries on; None of one that is None."""
+    """What begins at each of these entries of x; None if x is None."""
     return tuple([x if x is None or place == 0 else At(x, place) for place in places])
 
 
 def logits_view(x: torch.Tensor, n: int, thread: tuple[int, int], batch: int = 0) -> torch.Tensor:
-    """(T, n^2), or (n^2,) for a batch of stride 0, as `sinkhorn.loads.read` takes matrices.
+    """(T, n^2) as `sinkhorn.loads.read` takes matrices, with a batch of stride 0 for (n^2,).
 
-    No load takes two rows, so that all dtypes lie in threads alike: sums are in order there.
+    No load takes two rows, so that matrices of every dtype lie in threads alike, where sums follow the order
+    of entries.
     """
     size, step = (x.size(0), x.stride(0)) if x.dim() == 2 else (batch, 0)
     x = x.as_strided((size, n, n), (step, n, 1))
@@ -40,15 +41,15 @@ def logits_view(x: torch.Tensor, n: int, thread: tuple[int, int], batch: int = 0
 
 
 def written_view(x: torch.Tensor, n: int, flat: bool) -> torch.Tensor:
-    """(T, n^2) as the kernels write matrices: rows of n^2, or (T, n, n)."""
+    """x (T, n^2) as the kernels write matrices: as it is if `flat`, or as (T, n, n)."""
     return x if flat else x.as_strided((x.size(0), n, n), (x.stride(0), n, 1))
 
 
 def gradient_views(dmixes: Some, sums: Some, n: int, flat: bool) -> tuple[Some, ...]:
-    """What the backward's kernel writes: two views of the mixes' gradient and three of a row of sums a tile.
+    """What the backward's kernel writes: two views of the gradient of mixes, and three of the sums of tiles.
 
-    The gates of mixes (T, n + 2, n), their matrices as `written_view` has them; the sums of gates
-    (tiles, 2, n), of logits (tiles, n, n) and of scale.
+    The views of the gradient are its gates (T, n + 2, n) and its matrices as in `written_view`; those of the
+    sums are of gates (tiles, 2, n), of logits (tiles, n, n) and of scale.
     """
     of_mixes, of_sums = (None,) * 2, (None,) * 3
     if dmixes is not None:
@@ -64,5 +65,5 @@ def gradient_views(dmixes: Some, sums: Some, n: int, flat: bool) -> tuple[Some, 
 def rooms(
     x: torch.Tensor, lead: Sequence[int], n: int, dtype: torch.dtype, into: Sequence[Some]
 ) -> tuple[torch.Tensor, ...]:
-    """Room for (pre, post, comb): what is in `into`, and new memory for the others."""
+    """Memory for (pre, post, comb): the tensors of `into`, and new ones where there are none."""
     return tuple([room(t, x, (*lead, *s), dtype) for t, s in zip(into, ((n,), (n,), (n, n)), strict=True)])

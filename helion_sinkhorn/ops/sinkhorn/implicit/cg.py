@@ -19,19 +19,19 @@ from helion_sinkhorn.ops.sinkhorn.implicit.equations import (
 from helion_sinkhorn.ops.sinkhorn.loads import read
 from helion_sinkhorn.runtime.binade import binade
 
-# (4 units of roundoff)^2 of the first residual: from there on conjugate gradients only amplify rounding
+# (4 units of roundoff)^2 times the first residual; below it conjugate gradients only amplify rounding
 CG_STOP = 2.0**-44
 
 
 def block(x, shape, tile, n, m, lanes_first):
-    """Matrices (tile, n, m) in float32, from x (B, n, m) or a view that says which thread holds what."""
+    """Matrices (tile, n, m) in float32, from x (B, n, m) or a view that decides which thread holds what."""
     if len(shape) > 2:
         return read(x, shape, tile, n, m, lanes_first)
     return hl.load(x, [tile, slice(None), slice(None)]).to(torch.float32)
 
 
 def store(x, tile, value):
-    """Matrices (tile, n, m) into x (B, n, m) or (B, n m)."""
+    """Store matrices (tile, n, m) in x (B, n, m) or (B, n m)."""
     if x.dim() == 3:
         hl.store(x, [tile, slice(None), slice(None)], value.to(x.dtype))
     else:
@@ -44,7 +44,7 @@ def degrees(p, inv, how):
 
 
 def image_of(p, x, inv, ones, corrected, how):
-    """S x: the column sums of F, or for the reduced system x - P' P x without its mean."""
+    """S x: the column sums of F, or for the reduced system x - P' P x less its mean."""
     y = matvec(p, x, how)
     if corrected:
         return addend(p, x.unsqueeze(1) - addend(y, inv, how).unsqueeze(2), how).sum(1)
@@ -52,7 +52,7 @@ def image_of(p, x, inv, ones, corrected, how):
 
 
 def full_image(p, a, b, how):
-    """The full system's matrix on (a, b): row and column sums of P * (a_i + b_j)."""
+    """The matrix of the full system times (a, b): row and column sums of P * (a_i + b_j)."""
     of_rows, of_columns = rounded(p, b.unsqueeze(1), how), rounded(p, a.unsqueeze(2), how)
     return a + of_rows.sum(2), of_columns.sum(1) + b
 
@@ -63,23 +63,23 @@ def squares(a, b, how):
 
 
 def gauge_free(a, b, rows, columns, count, how):
-    """(a, b) less its part along (1, -1), which the full system maps to zero."""
+    """(a, b) without its part along (1, -1), which the full system maps to zero."""
     shift = rounded(a.sum(1) - b.sum(1), 1.0 / count, how).unsqueeze(1)
     return a - rows * shift, b + columns * shift
 
 
 def step_length(left, first, curvature, how):
-    """left / curvature, 0 once the residual is down to rounding."""
+    """left / curvature, or 0 once only rounding is left of the residual."""
     return torch.where(left > CG_STOP * first, left * inverse(curvature, how), 0.0).unsqueeze(1)
 
 
 def sinkhorn_implicit_cg(p: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, facts: hl.constexpr):
-    """dX by `steps` steps of conjugate gradients; p and dy as `block` takes them, dx (B, n, m) or (B, n m).
+    """Write dX by `steps` steps of conjugate gradients; p and dy are as in `block`, dx as in `store`.
 
-    "corrected" is scaled by its diagonal, the degrees of the nodes; "reduced" and "full" run on what is
-    orthogonal to their gauge.  A matrix whose residual is down to rounding stays as it is.  "full" rounds
-    every product before it adds it: left to the compiler, the second of two matrices in a block of 16 x 16
-    had other bits than the first (sm_90, Triton 3.9).
+    "corrected" is scaled by its diagonal, the degrees of the nodes; "reduced" and "full" run in the space
+    orthogonal to their gauge.  A matrix with only rounding left of its residual is not changed further.
+    "full" rounds every product before it is added, since with fusion left to the compiler the second of two
+    matrices of 16 x 16 in a block had other bits than the first (sm_90, Triton 3.9).
     """
     n, m, steps, system, how, lanes_first = facts
     batch = p.size(0)
@@ -125,7 +125,7 @@ def sinkhorn_implicit_cg(p: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, fa
             if corrected:
                 g32 = relative(p32, g32, how)
             residual = balanced(flow(p32, g32, inv, how).sum(1), degree, how)
-            # not zeros_like: its size keeps Helion 1.5.1 from compiling a rectangular matrix
+            # not zeros_like, whose size keeps Helion 1.5.1 from compiling rectangular matrices
             x = residual * 0.0
             along = addend(residual, scale, how)
             left = addend(residual, along, how).sum(1)

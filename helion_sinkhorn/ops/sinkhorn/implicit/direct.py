@@ -1,13 +1,13 @@
-"""The Helion kernel body of backward="implicit": stationarity at P, by elimination.
+"""The Helion kernel body of backward="implicit" by elimination: the equations of a fixed point at P.
 
 The gradient is F(G - 1 beta'), where F(X) = P * (X - mean of each row of X weighted by P) and beta makes
 its columns sum to zero: S beta = b with S beta = the column sums of F(1 beta'), b those of F(G)
-(docs/dev/math.md).  S is the Laplacian of a graph on the columns, j and k joined by the weight
-w_jk = sum_i P_ij P_ik / r_i.  Its elimination adds positive numbers only, so no digit is lost however
-close to disconnected the graph is, and its null vector, the constants, is dropped exactly.
+(docs/dev/math.md).  S is the Laplacian of a graph on the columns, which joins j and k with the weight
+w_jk = sum_i P_ij P_ik / r_i.  Its elimination adds only positive numbers, so that no digit is lost even if
+the graph is nearly disconnected, and its null vector, the constants, is dropped exactly.
 
-Unknowns are the columns, axis 2; the caller passes a transposed view where rows are fewer.
-A tile is (tile, n, m) with zeros in its padding.
+The unknowns belong to the columns, axis 2; the caller passes a transposed view where rows are fewer.  A tile
+is (tile, n, m) with zeros in its padding.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from helion_sinkhorn.runtime.device_math import joined
 
 
 def entries(piece, c):
-    """The c columns of (tile, c), each (tile,): `split` keeps them in the registers of their thread."""
+    """The c columns of (tile, c), each (tile,); `split` leaves them in the registers of their thread."""
     if c == 1:
         return [piece.reshape(piece.size(0))]
     even, odd = hl.split(piece.reshape(piece.size(0), c // 2, 2))
@@ -38,7 +38,7 @@ def entries(piece, c):
 
 
 def total(terms):
-    """Their sum, first to last."""
+    """The sum of the terms, added from first to last."""
     out = terms[0]
     for term in terms[1:]:
         out = out + term
@@ -46,12 +46,12 @@ def total(terms):
 
 
 def chained(lists):
-    """One list of their elements."""
+    """The elements of all lists in one list."""
     return [x for part in lists for x in part]
 
 
 def eliminate(w, b, how):
-    """beta of the Laplacian with weights w[j, k], j < k, and right-hand side b; the last unknown is 0."""
+    """beta for the Laplacian with weights w[j, k], j < k, and right-hand side b; the last unknown is 0."""
     m = len(b)
     w, b = dict(w), list(b)
     scale = []
@@ -70,7 +70,7 @@ def eliminate(w, b, how):
 
 
 def flow_of_entries(p, x, inv, how):
-    """One row of F(X), its p and x lists of entries; x is first taken relative to that of the largest p."""
+    """One row of F(X) from lists of its entries p and x; the x of the largest p is subtracted first."""
     largest, at_largest = p[0], x[0]
     for j in range(1, len(p)):
         at_largest = torch.where(p[j] > largest, x[j], at_largest)
@@ -81,7 +81,7 @@ def flow_of_entries(p, x, inv, how):
 
 
 def gradient_of_entries(p, g, n, m, how):
-    """dX from the entries of P and G, row by row, all in one thread."""
+    """dX from the entries of P and G, which are all in one thread, row by row."""
     p = [p[i * m : (i + 1) * m] for i in range(n)]
     g = [g[i * m : (i + 1) * m] for i in range(n)]
     inv = [inverse(total(row), how) for row in p]
@@ -101,10 +101,10 @@ def gradient_of_entries(p, g, n, m, how):
 
 
 def sinkhorn_implicit_direct(p: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, facts: hl.constexpr):
-    """dX by elimination.  p, dy, dx are (B, n, m); packed: p and dy (B, pieces, c), dx (B, n m).
+    """Write dX by elimination.  p, dy and dx are (B, n, m); packed p and dy are (B, pieces, c), dx (B, n m).
 
-    Packed holds a matrix in one thread and every number in a name of its own.  Otherwise the
-    m x m system is a tile: Gauss-Jordan, so that nothing is kept for a back substitution.
+    If packed, a thread holds a whole matrix, with every number in a variable of its own.  Otherwise the m x m
+    system is a tile, solved by Gauss-Jordan, which keeps nothing for a back substitution.
     """
     n, m, corrected, how, packed = facts
     batch = p.size(0)
@@ -136,13 +136,13 @@ def sinkhorn_implicit_direct(p: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor
                 mean = addend(ones - matvec_t(p32, matvec(p32, ones, how), how), 1.0 / m, how)
                 both = mean.unsqueeze(2) + balanced(mean, ones, how).unsqueeze(1)
                 w = w + both * ones.unsqueeze(2) * ones.unsqueeze(1)
-            # from 1; an arange would have another extent than w, which Helion pads
+            # numbers from 1; an arange would not have the extent of w, which Helion pads
             number = hl.cumsum(ones, 1).to(torch.int32)
             scale = torch.zeros_like(b)
             if m > 1:
                 for k in range(1, m):
                     pivot = number == k
-                    # of row k only the columns not yet eliminated are left
+                    # only the columns that are not yet eliminated are left of row k
                     row = torch.where(pivot.unsqueeze(2), w, 0.0).sum(1)
                     row = torch.where(number > k, row, 0.0)
                     inv_k = inverse(row.sum(1), how).unsqueeze(1)

@@ -19,23 +19,23 @@ def _total(a: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def _total_of(a: torch.Tensor, b: torch.Tensor, axis: int) -> torch.Tensor:
-    """The sum of a b, by halves."""
+    """The sum of a b, added up by halves."""
     return sum_over(a * b, axis)
 
 
 def _inverse(x: torch.Tensor) -> torch.Tensor:
-    """1 / x, 0 where nothing is left."""
+    """1 / x, or 0 where x is 0."""
     return torch.where(x >= torch.finfo(x.dtype).tiny, x.reciprocal(), 0.0)
 
 
 def _step_length(left: torch.Tensor, first: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
-    """left / curvature, 0 once the residual is down to four units of roundoff: only rounding is left."""
+    """left / curvature, or 0 once the residual is at four units of roundoff, where only rounding is left."""
     stop = (2 * torch.finfo(left.dtype).eps) ** 2
     return torch.where(left > stop * first, left * _inverse(curvature), 0.0)
 
 
 class _Slice:
-    """One slice: P (n, m, C) with m <= n, and the unknowns beta on its columns."""
+    """A slice of matrices P (n, m, C) with m <= n; the unknowns beta belong to its columns."""
 
     def __init__(self, p: torch.Tensor, g: torch.Tensor, system: str) -> None:
         self.p, self.g = p, g
@@ -56,16 +56,16 @@ class _Slice:
         return self.of_vectors.of_products(0, a, b).clone()
 
     def balanced(self, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
-        """x less the multiple of `weight`, of ones without, that makes its sum zero."""
+        """x less the multiple of `weight` (by default of ones) that makes its sum zero."""
         total = self.of_vectors.total(0, x).clone()
         if weight is None:
             return x - total / x.size(0)
         return x - weight * (total * _inverse(self.of_vectors.total(0, weight)))
 
     def flow(self, x: torch.Tensor) -> torch.Tensor:
-        """F(X): P times what x is above its mean in each row, weighted by P."""
+        """F(X): P times the difference of x to its mean in each row, weighted by P."""
         if self.corrected:
-            # relative to the largest entry of the row: means of nearly one-hot rows stay exact
+            # relative to the largest entry of the row, so that means of nearly one-hot rows stay exact
             at = self.p.argmax(1, keepdim=True)
             x = x - x.gather(1, at)
         return self.p * (x - (self.rows(x) * self.inv).unsqueeze(1))
@@ -86,10 +86,10 @@ class _Slice:
         return self.flow(self.g - beta)
 
     def direct(self) -> torch.Tensor:
-        """beta by elimination of the Laplacian, which only ever adds; the last unknown is dropped."""
+        """beta by elimination of the Laplacian, which only adds; the last unknown is dropped."""
         b, m = self.right_hand_side(), self.p.size(1)
         scaled = self.p * self.inv.unsqueeze(1)
-        # in memory as P is
+        # laid out in memory like P
         w = b.new_zeros(m, *b.shape) if b.stride(-1) == 1 else b.new_zeros(b.size(1), m, m).permute(1, 2, 0)
         for i in range(self.p.size(0)):
             w.addcmul_(scaled[i].unsqueeze(1), self.p[i])
@@ -131,7 +131,7 @@ class _Slice:
 
 
 def _full_cg(p: torch.Tensor, g: torch.Tensor, steps: int) -> torch.Tensor:
-    """dX by conjugate gradients on [I P; P' I], on what is orthogonal to its gauge (1, -1)."""
+    """dX by conjugate gradients on [I P; P' I], in the space orthogonal to its gauge (1, -1)."""
     n, m = p.shape[:2]
 
     def gauge_free(a, b):
@@ -173,7 +173,7 @@ def backward(
             one = _Slice(part, g, system)
             made.copy_(one.gradient(one.direct()))
             continue
-        # the squares of residuals would leave the range
+        # otherwise the squares of residuals would leave the range
         g, scale = of_order_one(g)
         if system == "full":
             made.copy_(_full_cg(part, g, steps).mul_(scale))

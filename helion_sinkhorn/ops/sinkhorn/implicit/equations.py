@@ -11,21 +11,21 @@ SMALLEST_NORMAL = 2.0**-126
 
 
 def rounded(x, y, how):
-    """x y elementwise, rounded before it goes into a sum.  y may be a number."""
+    """x y elementwise, rounded before it is added to a sum.  y may be a number."""
     return product(x, y if isinstance(y, torch.Tensor) else torch.full_like(x, y), how)
 
 
 def addend(x, y, how):
-    """x y elementwise, which goes into a sum; for AMD rounded, so that it fuses nowhere.  y may be a number.
+    """x y elementwise, a term of a sum; on AMD it is rounded, so that it is never fused.  y may be a number.
 
-    A thread of gfx950 held four of a block's 64 matrices of 4 x 4, and LLVM fused such products in three of
-    them and not in the first: at place 17 a matrix had other bits than at place 14.
+    On gfx950 a thread held four of the 64 matrices of 4 x 4 in a block, and LLVM fused such products in three
+    of them and not in the first: a matrix had other bits at place 17 than at place 14.
     """
     return rounded(x, y, how) if how == "gcn" else x * y
 
 
 def inverse(x, how):
-    """1 / x; 0 where x is 0: of padding, and of a node that nothing is joined to."""
+    """1 / x, or 0 where x is 0: in the padding, and for a node without edges."""
     return torch.where(x >= SMALLEST_NORMAL, reciprocal(x, how), 0.0)
 
 
@@ -56,5 +56,5 @@ def relative(p, x, how):
 
 
 def flow(p, x, inv, how):
-    """F(X): P times what x is above its mean in each row, weighted by P."""
+    """F(X): P times the difference of x to its mean in each row, weighted by P."""
     return addend(p, x - addend(addend(p, x, how).sum(2), inv, how).unsqueeze(2), how)

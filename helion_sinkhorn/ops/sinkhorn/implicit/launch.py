@@ -33,13 +33,13 @@ def direct_facts(chosen: Chosen, call: SinkhornCall, system: str, *_: Any) -> tu
 def cg_facts(
     chosen: Chosen, call: SinkhornCall, system: str, steps: int, tall: bool, *_: Any
 ) -> tuple[Any, ...]:
-    """The same of conjugate gradients."""
+    """What the body of conjugate gradients takes after its tensors."""
     by_lanes = holds_blocks(chosen.choice, tall) and lanes_first(call, chosen.choice)
     return call.n, call.m, steps, system, chosen.reciprocal, by_lanes
 
 
 def holds_blocks(choice: Choice, tall: bool) -> bool:
-    """Whether a thread holds a block of a matrix, which is one of rows as they lie in memory."""
+    """Whether a thread holds a block of a matrix, whose rows lie in memory as they are."""
     return tall and any(thread_of(choice))
 
 
@@ -61,8 +61,11 @@ KERNELS = {
 
 @functools.lru_cache(maxsize=4096)
 def implicit_call(n: int, m: int, dtype: torch.dtype, n_iters: int) -> SinkhornCall:
-    """The key of the implicit kernels for P (..., n, m): they see neither form nor first, no more columns
-    than rows, and as many iterations as conjugate gradients take steps."""
+    """The key of the implicit kernels for P (..., n, m).
+
+    They depend neither on form nor on first, take at most as many columns as rows, and count the steps of
+    conjugate gradients as iterations.
+    """
     return SinkhornCall(False, 1, str(dtype)[6:], max(n, m), min(n, m), cg_steps("corrected", n, m, n_iters))
 
 
@@ -107,7 +110,7 @@ def implicit_backward(
 def describe_implicit(
     x: torch.Tensor, n_iters: int, eps: float, form: str, first: str, solver: str
 ) -> tuple[str, str, str]:
-    """`describe` with the choice of the implicit backward."""
+    """The result of `describe` with the choice of the implicit backward."""
     where, forward_choice, _ = describe(x, n_iters, eps, form, first)
     call = implicit_call(*x.shape[-2:], x.dtype, n_iters)
     chosen = chosen_for(KERNELS[implicit_kernel(solver, call)], call, matrices_of(x), x)

@@ -1,4 +1,4 @@
-"""What backward="implicit" assumes and how far a matrix is from it: systems, solvers, `marginal_error`."""
+"""The systems and solvers of backward="implicit", and `marginal_error`: how far P is from its assumption."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from helion_sinkhorn.runtime.checks import check_option, check_tensor
 SYSTEMS = ("corrected", "reduced", "full")
 SOLVERS = ("auto", "direct", "cg")
 DIRECT_SIZE = 4
-"""Most unknowns that "auto" solves directly: on an H200 elimination is at the copy floor for 4 x 4, and
-4 times slower than conjugate gradients for 8 x 8 (docs/sinkhorn.md)."""
+"""The most unknowns that "auto" solves directly.
+
+On an H200 elimination takes the time of a copy for 4 x 4, and 4 times as long as conjugate gradients for 8 x
+8 (docs/sinkhorn.md).
+"""
 
 
 @dataclass(frozen=True)
@@ -20,9 +23,9 @@ class Implicit:
     """Options of an implicit gradient: `sinkhorn(..., backward=Implicit(solver="direct"))`.
 
     Args:
-        system: "corrected" (true row and column sums; any shape), or for comparison, on square matrices,
-            "reduced" and "full" (sums taken for one: n and 2 n unknowns).
-        solver: "direct" (elimination), "cg" (conjugate gradients), "auto": direct to 4 unknowns.
+        system: "corrected" takes the true row and column sums, for any shape.  For comparison, on square
+            matrices, "reduced" and "full" assume sums of one, with n and 2 n unknowns.
+        solver: "direct" (elimination), "cg" (conjugate gradients), or "auto": direct up to 4 unknowns.
 
     Raises:
         ValueError: an unknown system or solver.
@@ -39,16 +42,16 @@ class Implicit:
 
 
 def solver_for(solver: str, n: int, m: int) -> str:
-    """ "direct" or "cg" for an n x m matrix; the unknowns are its rows or columns, whichever are fewer."""
+    """ "direct" or "cg" for an n x m matrix; its unknowns are as many as rows or columns, the fewer."""
     if solver != "auto":
         return solver
     return "direct" if min(n, m) <= DIRECT_SIZE else "cg"
 
 
 def cg_steps(system: str, n: int, m: int, n_iters: int) -> int:
-    """Steps of conjugate gradients: `n_iters` are as accurate as that many Sinkhorn iterations, or more.
+    """Steps of conjugate gradients: `n_iters`, which are at least as accurate as so many Sinkhorn iterations.
 
-    One for each unknown ends them in exact arithmetic.
+    In exact arithmetic they end after one step for each unknown.
     """
     return min(n + m if system == "full" else min(n, m), n_iters)
 
@@ -63,8 +66,8 @@ def marginal_error(p: torch.Tensor) -> torch.Tensor:
         p: (..., n, m), float32, bfloat16, float16 or float64.
 
     Returns:
-        (...) one number a matrix.  A small one does not bound the error of backward="implicit", which also
-        depends on the spectral gap (docs/sinkhorn.md).
+        (...), one number for each matrix.  A small number does not bound the error of backward="implicit",
+        which also depends on the spectral gap (docs/sinkhorn.md).
 
     Numerical policy: sums and quotients in float32, or in float64 for float64 p.
 

@@ -29,12 +29,12 @@ def _launch():
 
 
 def forward(logits, n_iters, eps, form, first, implementation, out_dtype, system, solver):
-    """P; what differs from `sinkhorn` is its gradient."""
+    """P as `sinkhorn` computes it; only the gradient is different."""
     return exact.forward(logits, n_iters, eps, form, first, implementation, out_dtype)
 
 
 def backward(grad, p, n_iters, implementation, dtype, system, solver):
-    """dX at P, taken for a fixed point."""
+    """dX at P, as if P were a fixed point."""
     if implementation == "pytorch":
         return eager.backward(grad, p, n_iters, system, solver, dtype)
     with on_device(p):
@@ -75,5 +75,5 @@ roles(BACKWARD, "tt -> t", _empty_dx, before(2))
 
 
 def describe(logits, n_iters, eps, form, first, solver) -> tuple[str, str, str]:
-    """`describe` of the exact operator with the kernel of the implicit gradient."""
+    """The result of the exact operator's `describe`, with the kernel of the implicit gradient."""
     return _launch().describe_implicit(logits, n_iters, eps, form, first, solver)

@@ -1,8 +1,8 @@
 """The Helion kernel bodies of large matrices, backward: one read of the matrix for an iteration.
 
-The sums of the gradient's lines pass from an iteration to the one before it (docs/dev/math.md); the gradient
-itself is made once, by sinkhorn_large_gradient.  Programs, parts, base, rest and s are those of `kernels`;
-what columns take back, s_j = rest_j times a sum over c, is of P without rest.
+Each iteration passes the line sums of the gradient to the iteration before it (docs/dev/math.md); the
+gradient itself is computed once, by sinkhorn_large_gradient.  Programs, parts, base, rest and s are as in
+`kernels`.  The term that a column step subtracts, s_j = rest_j times a sum over c, refers to P without rest.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from helion_sinkhorn.ops.sinkhorn.large.kernels import above_base, exp
 
 
 def inverse(r):
-    """e^-r, 0 where nothing is to be shared out."""
+    """e^-r, or 0 where r is -inf, the logarithm of no mass."""
     return torch.where(r == -float("inf"), 0.0, exp(-r))
 
 
 def upstream_part(f, g, rest, dy, linear):
-    """P dY over what the terms of its segment are relative to, of linear f and g less what eps adds to P."""
+    """P dY divided by what the terms of its segment are relative to; with linear f and g, less eps's part."""
     if linear:
         return f.unsqueeze(2) * g.unsqueeze(1) * dy
     return rest.unsqueeze(1) * dy
 
 
 def of_segment(z, f, g, linear, m):
-    """What the terms of a segment are relative to."""
+    """The matrix that the terms of a segment are relative to."""
     if linear:
         return exp(z, m)
     return exp(z + g.unsqueeze(1) + f.unsqueeze(2), m)
@@ -40,7 +40,7 @@ def of_first(z, f, linear, m):
 
 
 def within(f, index, n, rows):
-    """f of a block of rows, -inf in its padding: what is there is nothing, however large g is."""
+    """f of a block of rows, -inf in its padding, so that entries there are 0 however large g is."""
     return torch.where((index < n).unsqueeze(0), f, -float("inf")) if n % rows else f
 
 
@@ -56,7 +56,7 @@ def sinkhorn_large_sums(
     part: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """part (B, K, m): the columns' sums of P * (dY - s_j / rest_j) over blocks of rows."""
+    """Write part (B, K, m), the column sums of P * (dY - s_j / rest_j) over blocks of rows."""
     n, m, rows = facts
     batch = x.size(0)
     hl.specialize((x.size(2), x.stride(), dy.stride(), base.stride(), f.stride(), g.stride(), s.stride()))
@@ -90,8 +90,10 @@ def sinkhorn_large_turn(
     part: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """row (B, n): df + the rows' sums of P * (dY - s_j / rest_j), over r; part (B, K, m): the columns' sums
-    of P' row over blocks of rows, but for rest."""
+    """Write row (B, n), df + the row sums of P * (dY - s_j / rest_j), divided by r.
+
+    Write part (B, K, m), the column sums of P' row over blocks of rows, without the factor rest.
+    """
     n, m, rows = facts
     batch = x.size(0)
     hl.specialize((x.size(2), x.stride(), dy.stride(), log_r.stride(), df.stride(), f.stride(), g.stride()))
@@ -128,10 +130,12 @@ def sinkhorn_large_back(
     part: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """An iteration backwards: row (B, n) = -sum_j P_ij column_j / r, P of f and g, and part (B, K, m), the
-    columns' sums of P' row over blocks of rows, P' of f and `before`.
+    """An iteration backwards: write row (B, n) = -sum_j P_ij column_j / r, with P of f and g.
 
-    P = P' exp(g - before), which is bounded but in the first iteration: one exponential for an entry.
+    Write part (B, K, m), the column sums of P' row over blocks of rows, with P' of f and `before`.
+
+    P = P' exp(g - before) takes one exponential for each entry; its factor is bounded except in the first
+    iteration.
     """
     n, m, rows = facts
     batch = x.size(0)
@@ -159,8 +163,9 @@ def sinkhorn_large_gather(
     out: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """out (B, m): rest times (the sum of the parts, plus own), over c; earlier: less the parts of P' times
-    rest, in place of that sum.
+    """Write out (B, m), rest times (the sum of the parts, plus own), divided by c.
+
+    With `earlier` minus rest times the parts of P' replaces that sum.
     """
     count, m, earlier = facts
     batch = part.size(0)
@@ -192,14 +197,15 @@ def sinkhorn_large_gradient(
     dx: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """dx (B, n, m): P * dY less the terms of all iterations, and less the sums of its rows, twice.
+    """Write dx (B, n, m): P * dY less the terms of all iterations, and less its own row sums, twice.
 
     left (B, S, L, n) and right (B, S, L, m) are terms relative to base_f (B, S, n) above `bases` and to
-    base_g (B, S, m), the first ones of a segment to P itself; of the first iteration's rows, of first_f above
-    `first`, only the sums that are really there are taken back: row (B, n) has them, over r.
+    base_g (B, S, m); the first terms of a segment are relative to P itself.  The rows of the first iteration,
+    with first_f above `first`, have no term: their sums are taken from the gradient as computed, and row
+    (B, n) has them, divided by r.
 
     linear: base_f and base_g are u and v of the deepseek form, first_f is u_0, there is one base, and the
-    terms are relative to nothing.
+    terms are not relative.
     """
     n, m, segments, terms, linear = facts
     batch = x.size(0)
@@ -212,7 +218,7 @@ def sinkhorn_large_gradient(
         z = above_base(logits, s, bases[i, 0, t])
         f, g = base_f[i, 0, t], base_g[i, 0, :]
         inside = upstream_part(f, g, rest[i, :], dy[i, t, :].to(torch.float32), linear)
-        # P's own terms first: near a permutation they leave a far smaller number
+        # the terms of P itself come first, since near a permutation they leave a far smaller number
         for term in hl.static_range(terms):
             inside = inside - left[i, 0, term, t][:, :, None] * right[i, 0, term, :][:, None, :]
         d = of_segment(z, f, g, linear, m) * inside

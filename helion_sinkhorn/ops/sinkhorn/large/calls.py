@@ -1,4 +1,4 @@
-"""The kernels of large matrices, and launches of them on matrices whose lead sides are rows."""
+"""The kernels of large matrices, and their launches on matrices whose lead side is the rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROOM = "helion_sinkhorn.ops.sinkhorn.large"
 
 @functools.lru_cache(maxsize=4096)
 def call_for(n: int, m: int, dtype: torch.dtype) -> LargeCall:
-    """What configs are chosen for; n lines are normalised first."""
+    """What configs are chosen for; the n lines are normalised first."""
     return LargeCall(str(dtype)[6:], n, m)
 
 
@@ -49,28 +49,28 @@ def rows_of(choice: Choice) -> int:
 
 
 def columns_facts(chosen: Chosen, call: LargeCall, *values: Any) -> tuple[Any, ...]:
-    """The same of the bodies that add parts: a number maybe, how many parts, and what they are."""
+    """What the bodies that add parts take after their tensors: numbers, and the parts' count and shape."""
     *numbers, count, of = values
     return *numbers, count, call.m, of
 
 
 def parts_facts(chosen: Chosen, call: LargeCall, count: int) -> tuple[int, int]:
-    """The same of the bodies that make g of so many parts."""
+    """What the bodies that make g of `count` parts take after their tensors."""
     return count, call.m
 
 
 def sizes(chosen: Chosen, call: LargeCall, *values: Any) -> tuple[Any, ...]:
-    """The same of the others."""
+    """What the other bodies take after their tensors."""
     return call.n, call.m, *values
 
 
 def inverting(facts: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """The same of the deepseek form, whose bodies have reciprocals."""
+    """`facts` for the deepseek form, whose bodies compute reciprocals."""
     return lambda chosen, *values: (*facts(chosen, *values), chosen.reciprocal)
 
 
 def eps_sizes(chosen: Chosen, call: LargeCall, eps: float) -> tuple[Any, ...]:
-    """The same of the body that writes the deepseek form."""
+    """What the body that writes P of the deepseek form takes after its tensors."""
     return eps, call.n, call.m
 
 
@@ -111,13 +111,13 @@ KERNELS = {
 
 @dataclass(frozen=True)
 class Stack:
-    """Vectors (T, B, k), of which each launch of a sequence takes one."""
+    """Vectors (T, B, k); each launch of a sequence takes one of the T."""
 
     vectors: torch.Tensor
 
 
 class Calls:
-    """Launches on matrices x (B, n, m): the choice of each kernel, and room for the parts of sums."""
+    """Launches on matrices x (B, n, m): the choice of each kernel, and memory for the parts of sums."""
 
     def __init__(self, x: torch.Tensor, choices: Choices, call: LargeCall | None = None) -> None:
         self.x = x
@@ -135,14 +135,14 @@ class Calls:
     def sequence(
         self, name: str, *operands: torch.Tensor | Stack, values: tuple[Any, ...] = ()
     ) -> Callable[..., None]:
-        """Launches of one kernel, each on the vectors of the stacks that it is given the places of."""
+        """Launches of one kernel, each called with the places of its vectors in the stacks."""
         tensors = [t.vectors if isinstance(t, Stack) else t for t in operands]
         stacks = [k for k, t in enumerate(operands) if isinstance(t, Stack)]
         choice = self.choices.get(name)
         return repeated(KERNELS[name], self.call, tensors, stacks, *values, batch=self.batch, choice=choice)
 
     def part(self, name: str) -> torch.Tensor:
-        """Room for the parts (B, K, m) that a kernel of rows leaves."""
+        """Memory for the parts (B, K, m) that a kernel of rows writes."""
         choice = self.choices.get(name) or chosen_for(KERNELS[name], self.call, self.batch, self.x)
         count = -(-self.call.n // rows_of(choice))
         if count not in self.parts:
@@ -150,40 +150,40 @@ class Calls:
         return self.parts[count]
 
     def rows(self, name: str, *tensors: torch.Tensor, values: tuple[Any, ...] = ()) -> torch.Tensor:
-        """The parts that a kernel of rows leaves."""
+        """Launch a kernel of rows and return the parts that it writes."""
         part = self.part(name)
         self.launch(name, *tensors, part, values=values)
         return part
 
 
 class State(NamedTuple):
-    """What iterations of some matrices (B, n, m) work with, and the vectors that they leave."""
+    """The inputs of iterations on some matrices (B, n, m), and the vectors that they write."""
 
     scale: torch.Tensor
     """(1,): 1 / temperature."""
     log_r: torch.Tensor
     log_c: torch.Tensor
     bases: torch.Tensor
-    """(T, B, n), or of the deepseek form (1, B, n)."""
+    """(T, B, n), or (1, B, n) in the deepseek form."""
     fs: torch.Tensor
-    """(T, B, n): f, or u of the deepseek form, of all iterations, or of the first one and two in turn."""
+    """(T, B, n): f, or u of the deepseek form, of all iterations, or of the first and of two in turn."""
     gs: torch.Tensor
-    """(T, B, m): g, or v."""
+    """(T, B, m): g, or v of the deepseek form."""
     rests: torch.Tensor
-    """(T, B, m): the factors that rounding leaves of e^g; of the deepseek form nothing."""
+    """(T, B, m): the factors that rounding leaves of e^g; without entries in the deepseek form."""
     eps: float
 
     @property
     def base(self) -> torch.Tensor:
-        """The base of the first iteration, in the deepseek form of all."""
+        """The base of the first iteration, which in the deepseek form is the base of all."""
         return self.bases[0]
 
     def of(self, part: slice) -> State:
-        """The same of some of the matrices."""
+        """The state of some of the matrices."""
         stacks = (t[:, part] for t in (self.bases, self.fs, self.gs, self.rests))
         return State(self.scale, self.log_r[part], self.log_c[part], *stacks, self.eps)
 
 
 def place(t: int, count: int) -> int:
-    """Which of `count` vectors iteration t leaves: its own, or one of two beside the first."""
+    """The place among `count` vectors that iteration t writes: its own, or one of the two after the first."""
     return t if t < count else 1 + (t - 1) % 2

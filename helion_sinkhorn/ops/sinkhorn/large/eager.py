@@ -1,7 +1,7 @@
-"""Sinkhorn of large matrices in PyTorch, with marginals: iterations are products of a matrix and a vector.
+"""Sinkhorn of large matrices and with marginals in PyTorch: iterations are products of a matrix and a vector.
 
-What a CPU runs beyond the small matrices of `sinkhorn.eager`, and a GPU for float64 or beyond the kernels.
-The vectors of every iteration are kept for the gradient, and no matrix (docs/dev/math.md).
+A CPU runs it beyond the small matrices of `sinkhorn.eager`, and a GPU for float64 or beyond the kernels.  The
+vectors of every iteration are kept for the gradient, but no matrix (docs/dev/math.md).
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from helion_sinkhorn.runtime.float32_products import float32_products
 from helion_sinkhorn.runtime.pieces import computing
 
 SMALL = 128
-"""Most rows or columns of a matrix that is small."""
+"""The most rows or columns of a small matrix."""
 SHORTEST = 32
-"""Fewest entries of the lines that are normalised first: with shorter ones threads of the kernels idle."""
+"""The fewest entries of the lines that are normalised first: with fewer, threads of the kernels idle."""
 LARGE = 1 << 15
-"""Entries from which on a CPU takes matrices one by one."""
+"""Entries of a matrix from which on a CPU takes matrices one by one."""
 SLICE_BYTES = 1 << 28
-"""Float32 matrices worked on at a time where an operation costs a launch."""
+"""Bytes of float32 matrices that are worked on at a time where an operation costs a launch."""
 
 
 def is_large(x: torch.Tensor, n_iters: int, eps: float) -> bool:
-    """Whether matrices (..., n, m) beyond the small kernels are taken one by one, or many by a GPU."""
+    """Whether matrices (..., n, m) are beyond the small kernels: taken one by one, or many by a GPU."""
     n, m = x.shape[-2:]
     if max(n, m) <= SMALL:
         return False
@@ -45,7 +45,7 @@ def is_large(x: torch.Tensor, n_iters: int, eps: float) -> bool:
 
 
 def as_written(x: torch.Tensor, n_iters: int, eps: float, groups: Sequence[str] = ()) -> bool:
-    """Whether the iterations are made as the definition has them: then no vectors are needed."""
+    """Whether the iterations are computed by their definition, which needs no vectors."""
     return eps > 0 and not groups and definition.suits(x, n_iters)
 
 
@@ -62,7 +62,7 @@ def resolve_large(implementation: str, logits: torch.Tensor, first: str) -> str:
 
 
 def parts(x: torch.Tensor, ranks: Ranks) -> Iterator[int | slice]:
-    """Which of (B, n, m) are worked on at a time, on all ranks the same."""
+    """The matrices of (B, n, m) that are worked on at a time; they are the same on all ranks."""
     if ranks.groups:
         return iter(range(len(x)) if x.device.type == "cpu" else [slice(0, len(x))])
     if x.device.type == "cpu" and x[0].numel() >= LARGE:
@@ -73,13 +73,13 @@ def parts(x: torch.Tensor, ranks: Ranks) -> Iterator[int | slice]:
 
 
 def scaled(x: torch.Tensor, temperature: float, dtype: torch.dtype) -> torch.Tensor:
-    """x / temperature, contiguous, in the type of the arithmetic."""
+    """x / temperature, contiguous, in the computing dtype."""
     x = x.to(dtype).contiguous()
     return x if temperature == 1.0 else x / temperature
 
 
 def ranks_of(groups: Sequence[str], first: str, lines: int) -> Ranks:
-    """The processes that share the rows, of matrices whose rows are the lead side or the other one."""
+    """The processes that share the rows of the logits, as the axis of matrices with lead sides as rows."""
     return Ranks(groups, -2 if first == "rows" else -1, lines) if groups else ALONE
 
 
@@ -100,11 +100,11 @@ def forward(
     groups: Sequence[str] = (),
     lines: int = 0,
 ) -> tuple[torch.Tensor, ...]:
-    """P (..., n, m), its potentials f (..., n) and g (..., m), and what a gradient needs of the iterations:
-    vectors of rows (T, ..., n) and of columns (T, ..., m), without `keep` none.
+    """P (..., n, m), its potentials f (..., n) and g (..., m), and vectors that the gradient needs.
 
-    eps is 0 in the log form; only that has potentials, and marginals, both of them or none.  Ranks of
-    `groups` share the rows, `lines` of them.
+    These are vectors of rows (T, ..., n) and of columns (T, ..., m), and none without `keep`.  eps is 0 in
+    the log form; only the log form has potentials, and marginals, of both sides or of none.  Ranks of
+    `groups` share the rows, which are `lines` in all.
     """
     results = empty_results(logits, n_iters, eps, keep, "pytorch", out_dtype)
     if not logits.numel():
@@ -147,7 +147,7 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of the logits (..., n, m) and of both marginals, from those of P and of the potentials.
 
-    Without marginals theirs are empty.
+    Without marginals their gradients are empty tensors.
     """
     gradients = empty_gradients(logits, log_rows)
     if not logits.numel():

@@ -1,4 +1,4 @@
-"""Iterations with eps in PyTorch, the deepseek form: on a matrix (n, m), or on some (B, n, m)."""
+"""Iterations with eps, the deepseek form, in PyTorch, on a matrix (n, m) or on several (B, n, m)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def forward(
     x: torch.Tensor, us: torch.Tensor, vs: torch.Tensor, n_iters: int, eps: float, out: torch.Tensor,
     ranks: Ranks,
 ) -> None:  # fmt: skip
-    """P.  `us` and `vs` receive u_t and v_t of every iteration, u_0 = 1 among them, or nothing."""
+    """Return P.  `us` and `vs`, unless empty, receive u_t and v_t of every iteration, with u_0 = 1."""
 
     def keep(t: int, u: torch.Tensor, v: torch.Tensor) -> None:
         if len(us):
@@ -48,7 +48,7 @@ def iterate(
     rho: float,
     keep: Callable[[int, torch.Tensor, torch.Tensor], None],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The last u and v, from 1 / u_0 and 1 / v_0, by products with A; `keep` is told t, u and v of each."""
+    """The last u and v, from 1 / u_0 and 1 / v_0, by products with A; `keep` gets each t, u and v."""
     u, v = p.reciprocal(), q.reciprocal()
     keep(0, u, v)
     for t in range(1, n_iters):
@@ -72,11 +72,12 @@ def take_back(
     rows: torch.Tensor | None,
     columns: torch.Tensor,
 ) -> tuple[Vectors, Vectors]:
-    """The vectors l and r of all half-steps, from the last one on: dA is that of P less the sum of l r'.
+    """The vectors l and r of all half-steps, from the last on: dA is the gradient of P less the sum of l r'.
 
     Args:
-        s: the columns' sums of P * dP.
-        rows, columns: the sums of what the last column step leaves of it; where it is the only one, None, s.
+        s: the column sums of P * dP.
+        rows, columns: the sums of what the last column step leaves of P * dP; None and s if it is the only
+            step.
     """
     lefts, rights = [], []
     steps = len(us) - 1
@@ -97,7 +98,7 @@ def take_back(
 def backward(
     x: torch.Tensor, dy: torch.Tensor, eps: float, us: torch.Tensor, vs: torch.Tensor, ranks: Ranks
 ) -> torch.Tensor:
-    """dx: as in the log form, with R and C the sums of A * dA, and what eps adds to them."""
+    """dx as in the log form, where R and C are the sums of A * dA and the terms that eps adds to them."""
     steps = len(us) - 1
     rho = rescaling(*ranks.size(x), eps, steps)
     z = softmax(x, ranks)
@@ -107,7 +108,7 @@ def backward(
     s = columns = ranks.add(total(d, -2), -2)
     rows = None
     if steps:
-        # what the last column step really leaves: its sums are the largest there are
+        # what the last column step leaves as computed, since its sums are the largest of all
         p = (a * us[-1].unsqueeze(-1)).mul_(vs[-1].unsqueeze(-2))
         d.addcmul_(p, s.unsqueeze(-2), value=-1.0)
         rows, columns = (ranks.add(total(d, axis), axis) for axis in (-1, -2))

@@ -1,8 +1,8 @@
 """The Helion kernel bodies of the deepseek form of large matrices: one read of the matrix for an iteration.
 
-Programs, parts and base are those of `kernels`.  A_ij = exp(x_ij - base_i) + eps / start_i, where start_i is
-one over the sum of the exponentials of row i: softmax(X) + eps, times a factor for each row, which u has
-instead.  P = u A v, and the iterations are those of docs/dev/math.md with start for u_0.
+Programs, parts and base are as in `kernels`.  A_ij = exp(x_ij - base_i) + eps / start_i, where start_i is one
+over the sum of the exponentials of row i.  This is softmax(X) + eps times a factor for each row, which u
+makes up for.  P = u A v, and the iterations are those of docs/dev/math.md with u_0 = start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def entries(x, base, start, eps, how, m=1):
 
 
 def positive(v, m):
-    """v (1, m), not 0 in the padding: its reciprocal is finite there."""
+    """v (1, m), not 0 in the padding, so that its reciprocal is finite there."""
     return v.clamp(min=SMALLEST) if is_padded(m) else v
 
 
@@ -35,7 +35,7 @@ def sinkhorn_large_eps_first(
     eps: float,
     facts: hl.constexpr,
 ):
-    """base and start (B, n), and part (B, K, m), the columns' sums of softmax(x) + eps over blocks."""
+    """Write base and start (B, n), and part (B, K, m), the column sums of softmax(x) + eps over blocks."""
     n, m, rows, how = facts
     batch = x.size(0)
     hl.specialize((x.size(2), x.stride(), base.stride(), start.stride(), part.stride()))
@@ -65,8 +65,7 @@ def sinkhorn_large_eps_step(
     rho: float,
     facts: hl.constexpr,
 ):
-    """u (B, n) = 1 / (rho (A v + eps / before)), and part (B, K, m), the columns' sums of u A over blocks of
-    rows."""
+    """Write u (B, n) = 1 / (rho (A v + eps / before)), and part (B, K, m), column sums of u A over blocks."""
     n, m, rows, how = facts
     batch = x.size(0)
     hl.specialize((x.size(2), x.stride(), base.stride(), start.stride(), before.stride(), v.stride()))
@@ -92,8 +91,10 @@ def sinkhorn_large_eps_columns(
     ratio: float,
     facts: hl.constexpr,
 ):
-    """out (B, m) from parts of the columns' sums: v = 1 / (sum + ratio / own), own the v before; backwards
-    ratio * own + v^2 sum."""
+    """Write out (B, m) from parts of the column sums: v = 1 / (sum + ratio / own), where own is the v before.
+
+    Backwards out is ratio * own + v^2 sum.
+    """
     count, m, backwards, how = facts
     batch = part.size(0)
     hl.specialize((part.stride(), own.stride(), v.stride(), out.stride()))
@@ -119,7 +120,7 @@ def sinkhorn_large_eps_write(
     eps: float,
     facts: hl.constexpr,
 ):
-    """p (B, n, m) = u A v."""
+    """Write p (B, n, m) = u A v."""
     n, m, how = facts
     batch = x.size(0)
     hl.specialize((x.stride(), base.stride(), start.stride(), u.stride(), v.stride(), p.stride()))
@@ -138,7 +139,7 @@ def sinkhorn_large_eps_sums(
     eps: float,
     facts: hl.constexpr,
 ):
-    """part (B, K, m): the columns' sums of u A dY over blocks of rows."""
+    """Write part (B, K, m), the column sums of u A dY over blocks of rows."""
     n, m, rows, how = facts
     batch = x.size(0)
     hl.specialize((x.size(2), x.stride(), dy.stride(), base.stride(), start.stride(), u.stride()))
@@ -167,10 +168,11 @@ def sinkhorn_large_eps_turn(
     rho: float,
     facts: hl.constexpr,
 ):
-    """row (B, n) = -rho u times the rows' sums of P * (dY - s_j), s = column / v; part (B, K, m), over
-    blocks of rows: the columns' sums of what is left of P * dY and of the row step's, over before^2.
+    """Write row (B, n) = -rho u times the row sums of P * (dY - s_j), s = column / v, and part (B, K, m).
 
-    What the last column step leaves of the columns is added up, not taken from eps: its sums are the largest.
+    part has, for blocks of rows, the column sums of what the column and the row step leave of P * dY, divided
+    by before^2.  The columns that the last column step leaves are summed and not computed from eps, since its
+    sums are the largest of all.
     """
     n, m, rows, how = facts
     batch = x.size(0)
@@ -205,8 +207,10 @@ def sinkhorn_large_eps_back(
     rho: float,
     facts: hl.constexpr,
 ):
-    """An iteration backwards: row (B, n) = rho (eps later + u^2 A column), and part (B, K, m), the columns'
-    sums of A row over blocks of rows."""
+    """An iteration backwards: write row (B, n) = rho (eps later + u^2 A column), and part (B, K, m).
+
+    part has the column sums of A row over blocks of rows.
+    """
     n, m, rows, how = facts
     batch = x.size(0)
     hl.specialize((x.size(2), x.stride(), base.stride(), start.stride(), u.stride(), column.stride()))

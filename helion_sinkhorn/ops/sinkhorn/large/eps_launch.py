@@ -1,4 +1,4 @@
-"""Launches of the deepseek form: iterations, and what they take back, each by one read of the logits."""
+"""Launches of the deepseek form, forward and backward: an iteration reads the logits once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COLUMNS = "sinkhorn_large_eps_columns"
 
 
 def iterations(calls: Calls, of: State, n_iters: int) -> None:
-    """base, and u and v of every iteration."""
+    """Compute base, and u and v of every iteration."""
     x, us, vs, eps, count = calls.x, of.fs, of.gs, of.eps, len(of.fs)
     rho = rescaling(*x.shape[1:], eps, n_iters - 1)
     part = calls.rows("sinkhorn_large_eps_first", x, of.base, us[0], values=(eps,))
@@ -37,8 +37,10 @@ def iterations(calls: Calls, of: State, n_iters: int) -> None:
 def taken_back(
     calls: Calls, of: State, dy: torch.Tensor, own: Tensors, rows: torch.Tensor, columns: torch.Tensor
 ) -> None:
-    """The vectors of what each iteration takes back: rows (T, B, n), but the first, with a minus, and
-    columns (T, B, m)."""
+    """Compute the vectors of the terms that each iteration subtracts from the gradient.
+
+    They are rows (T, B, n), negative except the first, and columns (T, B, m).
+    """
     x, us, vs, eps, last = calls.x, of.fs, of.gs, of.eps, len(of.fs) - 1
     rho = rescaling(*x.shape[1:], eps, last)
     nothing = torch.zeros_like(vs[0])

@@ -1,10 +1,10 @@
 """The Helion kernel bodies of large matrices, forward: one read of the matrix for an iteration.
 
-A program has all columns of some rows, a few of them at a time, and so the sums of these rows; it adds up
-what they are to the columns, a part of each column's sum.  A small launch adds the parts in one order.
-P_ij = exp((s x_ij - base_i) + g_j + f_i) rest_j with s = 1 / temperature.  base_i is the largest of a row,
-less what f has grown to since, and whole: f is small, and so is what base and g leave of the entries that
-count, and exact.  g may be thousands, and rest is the factor that its rounding leaves (docs/dev/math.md).
+A program takes all columns of some rows, a few rows at a time, and so has the sums of these rows; it adds
+them up along the columns to a part of each column sum.  A small launch adds the parts in a fixed order.  P_ij
+= exp((s x_ij - base_i) + g_j + f_i) rest_j with s = 1 / temperature.  base_i is a whole number: the largest s
+x_ij of a row, less what f has grown by since.  So f is small, and the entries that count have small and exact
+exponents.  g may be thousands, and rest is the factor that its rounding leaves (docs/dev/math.md).
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ from helion_sinkhorn.runtime.device_math import LOG2E, is_padded
 
 
 def finite(x):
-    """x, not below any float: -inf less it is -inf."""
+    """x, at least the smallest finite float, so that -inf less it is -inf."""
     return x.clamp(min=-1e38)
 
 
 def exp(x, m=1):
-    """e^x by the instruction for powers of two; for rows of m entries it is finite in their padding.
+    """e^x by the instruction for powers of two; in the padding of rows of m entries it is finite.
 
-    Helion takes 0 * w for 0 in the padding, whatever w is, and leaves the mask of a sum out: logits that are
-    all below -89 would make w infinite.
+    Helion assumes that 0 * w is 0 in the padding for any w, and leaves out the mask of a sum, but logits that
+    are all below -89 would make w infinite.
     """
     x = x * LOG2E
     return torch.exp2(x.clamp(max=126.0) if is_padded(m) else x)
 
 
 def log(x):
-    """The natural logarithm by the instruction for that of two."""
+    """The natural logarithm by the instruction for the binary one."""
     return torch.log2(x) * 0.6931471805599453
 
 
 def above_base(x, scale, base):
-    """s x - base, -inf where x is, for rows (1, k, m)."""
+    """s x - base for rows (1, k, m); -inf where x is -inf."""
     return x.to(torch.float32) * scale - base.unsqueeze(2)
 
 
 def divided(r, total):
-    """log(r / total), -inf where r is nothing."""
+    """log(r / total), or -inf where r is 0."""
     return torch.where(r == -float("inf"), r, r - log(total))
 
 
 def whole(x):
-    """The nearest whole number, by additions, which keep subnormals; one near above 2^22."""
+    """The nearest whole number by additions, which keep subnormals; above 2^22 a number near it."""
     return (x + 12582912.0) - 12582912.0
 
 
 def moved(base, f):
-    """base less the whole part of f, which leaves f near zero; without mass f is -inf, and base stays.
+    """base less the whole part of f, which leaves f near zero; without mass f is -inf, and base is unchanged.
 
-    Of whole numbers s x - base is rounded little, and to the same side in each iteration.
+    With whole numbers as base, s x - base has small rounding errors, the same in each iteration.
     """
     return base - torch.where(f == -float("inf"), 0.0, whole(f))
 
 
 def rounded(a, b):
-    """(a + b, e^x of the x that rounding leaves of it), -inf and 1 where it is -inf."""
+    """(a + b, e^x for its rounding error x), or -inf and 1 where the sum is -inf."""
     total = a + b
     left = torch.where(a.abs() >= b.abs(), (a - total) + b, (b - total) + a)
     return total, torch.where(total == -float("inf"), 1.0, exp(left))
@@ -75,10 +75,10 @@ def sinkhorn_large_first(
     part: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """base and f (B, n) of rows x (B, n, m) without g, and part (B, K, m), the columns' sums over blocks of
-    `rows` rows relative to their largest terms, whose logarithms are `largest` (B, K, m).
+    """Write base and f (B, n) of rows x (B, n, m) without g, and part (B, K, m) and `largest` (B, K, m).
 
-    A column may lose in every row.
+    part has the column sums over blocks of `rows` rows relative to their largest terms, whose logarithms are
+    `largest`, since all entries of a column may be small beside others in their rows.
     """
     n, m, rows = facts
     batch = x.size(0)
@@ -98,7 +98,7 @@ def sinkhorn_large_first(
             z = torch.where((t.index < n)[None, :, None], z, -float("inf"))
             now = torch.maximum(most, (z + of_row.unsqueeze(2)).amax(1))
             shift = finite(now)
-            # both are thousands, f is not: as it will be with g in place of the largest
+            # z and shift may be thousands but f is not; this order is that of later iterations, with g
             w = (z - shift.unsqueeze(1)) + of_row.unsqueeze(2)
             total = total * exp(most - shift) + exp(w).sum(1)
             most = now
@@ -119,10 +119,10 @@ def sinkhorn_large_step(
     part: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """base and f (B, n) from those before, g and rest (B, m), and part (B, K, m), the columns' sums of P'
-    over blocks of rows, but for the factor rest.
+    """Write base and f (B, n) from those before and g and rest (B, m), and part (B, K, m).
 
-    A row has the share that its rounded f gives it, which a gradient will compute again.
+    part has the column sums of P' over blocks of rows, without the factor rest.  They take f as rounded, so
+    that the gradient can compute the same numbers again.
     """
     n, m, rows = facts
     batch = x.size(0)
@@ -154,9 +154,9 @@ def sinkhorn_large_columns(
     rest: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """out (B, m), g + log c - log of the sum of the parts, and rest (B, m), the factor its rounding leaves.
+    """Write out (B, m) = g + log c - log(sum of the parts), and rest (B, m), the factor its rounding leaves.
 
-    The parts know of no rest of g, and so g needs none.
+    The parts do not have the rest of the g before, and so it is not needed here.
     """
     count, m = facts
     batch = part.size(0)
@@ -176,7 +176,7 @@ def sinkhorn_large_columns_of_logs(
     rest: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """The same without g, from parts relative to the terms whose logarithms are `largest`."""
+    """Write out and rest as above without g, from parts relative to terms with logarithms `largest`."""
     count, m = facts
     batch = part.size(0)
     hl.specialize((largest.stride(), part.stride(), log_c.stride(), out.stride(), rest.stride()))
@@ -187,7 +187,7 @@ def sinkhorn_large_columns_of_logs(
             most = torch.maximum(most, largest[i, k, j].amax(1))
         shift = finite(most)
         for k in hl.tile(count):
-            # none is above 0, but what is in the padding
+            # only entries in the padding are above 0
             above = (largest[i, k, j] - shift.unsqueeze(1)).clamp(max=0.0)
             total = total + (part[i, k, j] * exp(above)).sum(1)
         out[i, j], rest[i, j] = rounded(-shift, divided(log_c[i, j], total))
@@ -203,7 +203,7 @@ def sinkhorn_large_write(
     p: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """p (B, n, m) = P of base and f (B, n), g and rest (B, m)."""
+    """Write p (B, n, m), the P of base and f (B, n), g and rest (B, m)."""
     n, m = facts
     batch = x.size(0)
     hl.specialize((x.stride(), base.stride(), f.stride(), g.stride(), rest.stride(), p.stride()))

@@ -1,4 +1,4 @@
-"""From tensors to launches of the kernels of large matrices: potentials, and what a gradient takes back."""
+"""From tensors to launches of the kernels of large matrices, forward and backward."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, chosen_for, devi
 from helion_sinkhorn.runtime.views import matrices_of, placed
 
 MOST_TOGETHER = 4
-"""Iterations of a segment."""
+"""The most iterations of a segment."""
 GROUP_BYTES = 32 << 20
-"""Logits that run all iterations together: they stay in L2."""
+"""Bytes of the logits that run all iterations together, so that they stay in L2."""
 
 
 def marginals_of(
     x: torch.Tensor, log_r: torch.Tensor | None, log_c: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The logarithms of both marginals, (B, n) and (B, m), less that of the mass, and it, (B, 1); without
-    any, of m / n and 1, and None.
+    """(log r - log mass (B, n), log c - log mass (B, m), log mass (B, 1)) of both marginals.
 
-    The mass is a whole power of e: marginals whose sum is near one keep their bits.
+    Without marginals r is m / n, c is 1, and log mass is None.  log mass is a whole number, so that marginals
+    with a sum near one keep their bits.
     """
     batch, n, m = x.shape
     if log_r is None or log_c is None:
@@ -51,12 +51,12 @@ def marginals_of(
 
 
 def times(f: torch.Tensor, log_mass: torch.Tensor | None) -> torch.Tensor:
-    """The logarithms f (B, n) of what a mass multiplies."""
+    """The logarithms f (B, n), with the logarithm of the mass added."""
     return f if log_mass is None else f + log_mass
 
 
 def padded(k: int) -> int:
-    """Entries of a vector of k, the next one at a boundary of 16 bytes."""
+    """Entries that a vector of k takes, so that the next one begins at a boundary of 16 bytes."""
     return kept_entries(k, "helion")
 
 
@@ -77,8 +77,10 @@ def forward(
     out_dtype: torch.dtype,
     choices: Choices = NO_CHOICES,
 ) -> tuple[torch.Tensor, ...]:
-    """P, f, g, and of every iteration f above base, base, g and rest, or u and v with eps and one base; the
-    contract is eager.forward's."""
+    """P, f, g, and the vectors of every iteration; the contract is eager.forward's.
+
+    The vectors are f above base, base, g and rest; with eps they are u and v, and one base.
+    """
     results = empty_results(logits, n_iters, eps, keep, "helion", out_dtype)
     if not logits.numel():
         return results
@@ -88,7 +90,7 @@ def forward(
     batch, n, m = x.shape
     log_r, log_c, log_mass = marginals_of(x, *marginals)
     if not keep:
-        # the first vectors and two places, one to read and one to write
+        # room for the first vectors, and for two more, one to read and one to write
         count = kept_vectors(min(3, n_iters), eps, "helion")
         vectors = (x.new_empty(count, batch, padded(k), dtype=torch.float32) for k in (n, m))
     of = state(vectors, n, m, temperature, log_r, log_c, eps)
@@ -110,7 +112,7 @@ def forward(
 def state(
     vectors: Iterable[torch.Tensor], n: int, m: int, temperature: float, log_r, log_c, eps: float
 ) -> State:
-    """What iterations work with, of vectors of rows and of columns as they are kept."""
+    """The State of iterations, from vectors of rows and of columns as they are kept."""
     rows, columns = (t[..., :k] for t, k in zip(vectors, (n, m), strict=True))
     count = len(rows) - 1 if eps else len(rows) // 2
     scale = log_r.new_full((1,), 1 / temperature)
@@ -120,7 +122,7 @@ def state(
 
 
 def groups(x: torch.Tensor) -> list[slice]:
-    """Which of (B, n, m) run all their iterations before the next ones begin: what fits into L2 together."""
+    """Slices of (B, n, m) that fit into L2; each runs all its iterations before the next one begins."""
     step = max(1, GROUP_BYTES // (x.element_size() * x[0].numel()))
     return [slice(k, k + step) for k in range(0, len(x), step)]
 
@@ -155,14 +157,14 @@ def backward(
     batch, n, m = x.shape
     log_r, log_c, log_mass = marginals_of(x, *marginals)
     if dp is None:
-        # gradients of potentials alone do not know the mass
+        # gradients of potentials do not depend on the mass
         log_mass = None
     of = state(map(placed, vectors), n, m, temperature, log_r, log_c, eps)
     own_f, own_g = (
         x.new_zeros((batch, k), dtype=torch.float32) if t is None else placed(t.float())
         for t, k in zip(upstream, (n, m), strict=True)
     )
-    # iterations take back what is over the mass
+    # iterations work on gradients divided by the mass
     over_f, over_g = (
         t if log_mass is None or own is None else t * log_mass.neg().exp()
         for t, own in zip((own_f, own_g), upstream, strict=True)
@@ -174,16 +176,16 @@ def backward(
     for part in groups(x):
         own = over_f[part], over_g[part]
         taken_back(Calls(x[part], choices), of.of(part), dy[part], own, rows[:, part], columns[:, part])
-    # the gradient takes back what the first row step left when it is made
+    # what the first row step leaves is subtracted when the gradient is computed
     rows[0].zero_()
     terms = of_products(of, rows, columns) if eps else low_rank(of, rows, columns)
     bases, base_f, *others = terms
     if log_mass is not None:
         base_f = base_f + log_mass.unsqueeze(1)
-    # the first row step by its own sums: its entries and r may have any factor
+    # the first row step uses its own sums, so its entries and r may have any common factor
     factor = None if log_mass is None else log_mass.clamp(min=0.0)
     first_r = torch.zeros_like(log_r) if eps else times(log_r, factor)
-    # rounded once, when it has its scale again
+    # dx is rounded once, after its scale is restored
     into = dx if scaled_by is None else torch.empty_like(dx, dtype=torch.float32)
     name = f"sinkhorn_large_{'wide_gradient' if m > LONGEST else 'gradient'}"
     Calls(x, choices).launch(
@@ -202,12 +204,12 @@ def backward(
 
 
 def segment_of(n: int, m: int) -> int:
-    """Iterations whose potentials are within a float's range of each other."""
+    """The number of iterations whose potentials differ by no more than the range of a float."""
     return max(1, min(MOST_TOGETHER, int(EXPONENT_BUDGET[torch.float32] // max(1.0, math.log2(n * m)))))
 
 
 def segments(of: State, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(t, there), (S, length): the iterations from the last one on, and which there are."""
+    """(t, there), (S, length): the iterations from the last one on, and whether each of them exists."""
     n_iters = len(of.fs)
     count = -(-n_iters // length)
     order = torch.arange(count * length, device=of.fs.device).view(count, length)
@@ -217,15 +219,16 @@ def segments(of: State, length: int) -> tuple[torch.Tensor, torch.Tensor]:
 def stacked(
     lefts: tuple[torch.Tensor, torch.Tensor], rights: tuple[torch.Tensor, torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Terms (S, length, B, k), two an iteration, as left (B, S, L, n) and right (B, S, L, m)."""
+    """Terms (S, length, B, k), two for each iteration, as left (B, S, L, n) and right (B, S, L, m)."""
     return [torch.stack(pair, 2).flatten(1, 2).movedim(-2, 0).contiguous() for pair in (lefts, rights)]
 
 
 def low_rank(of: State, rows: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """(bases, base_f, base_g, left, right) of sinkhorn_large_gradient: what iterations take back in segments.
+    """(bases, base_f, base_g, left, right) of sinkhorn_large_gradient: the terms of iterations in segments.
 
     The terms of iteration t are P_t diag(columns_t) and diag(rows_t) P'_t, whose factors are relative to the
-    last one of their segment.  The columns of the last iteration come first; rows of the first one are left.
+    last iteration of their segment.  The columns of the last iteration come first; the rows of the first
+    iteration have no term.
     """
     fs, gs = of.fs, of.gs
     t, there = segments(of, segment_of(fs.size(-1), gs.size(-1)))
@@ -244,8 +247,11 @@ def low_rank(of: State, rows: torch.Tensor, columns: torch.Tensor) -> tuple[torc
 
 
 def of_products(of: State, rows: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The same of the deepseek form, whose terms u_t columns_t' and -rows_t v_(t-1)' are relative to none: of
-    every segment base, and the last u and v."""
+    """(bases, base_f, base_g, left, right) of the deepseek form.
+
+    Its terms u_t columns_t' and -rows_t v_(t-1)' are not relative: every segment has base, and the last u
+    and v.
+    """
     t, there = segments(of, MOST_TOGETHER)
     before = of.gs[(t - 1).clamp(min=0)]
     left, right = stacked((of.fs[t] * there, rows[t].neg() * there), (columns[t], before))

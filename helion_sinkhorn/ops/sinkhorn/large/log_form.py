@@ -1,4 +1,4 @@
-"""Iterations without eps in PyTorch, the log form: on a matrix (n, m), or on some (B, n, m)."""
+"""Iterations without eps, the log form, in PyTorch, on a matrix (n, m) or on several (B, n, m)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helion_sinkhorn.ops.sinkhorn.large.products import less_products, total, wr
 from helion_sinkhorn.ops.sinkhorn.large.ranks import Ranks
 
 MOST_MASS = 60.0
-"""The logarithm of a mass by which sums of a gradient stay in range."""
+"""The largest logarithm of a mass with which the sums of a gradient stay in range."""
 
 
 def exponential(x: torch.Tensor, f: torch.Tensor, g: torch.Tensor | None = None) -> torch.Tensor:
@@ -22,7 +22,8 @@ def exponential(x: torch.Tensor, f: torch.Tensor, g: torch.Tensor | None = None)
 def start(x: torch.Tensor, ranks: Ranks) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(f, g, A = exp(x + f + g)) that iterations begin with.
 
-    The largest entry of each column is 1, so that the sums of one that loses in every row stay in range.
+    The largest entry of each column is 1, so that the sums of a column stay in range even if all its entries
+    are small beside others in their rows.
     """
     lowest = torch.finfo(x.dtype).min
     f = ranks.largest(x.amax(-1), -1).clamp_(min=lowest).neg_()
@@ -32,32 +33,35 @@ def start(x: torch.Tensor, ranks: Ranks) -> tuple[torch.Tensor, torch.Tensor, to
 
 
 def first_v(g: torch.Tensor) -> torch.Tensor:
-    """exp(-g): the iterations begin without potentials."""
+    """The first v, exp(-g), since the iterations begin without potentials."""
     return g.neg().clamp_(min=-LARGEST_START).exp_()
 
 
 def absorbed(
     f: torch.Tensor, g: torch.Tensor, u: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(f + log u, g + log v, the v that rounding the latter leaves): u is made anew from v.
+    """(f + log u, g + log v, the v that rounding the latter leaves); u is computed again from v.
 
-    Potentials may be thousands, rounded by 1e-4, and columns would keep that as an error of their sums.
+    Potentials may be thousands, with rounding errors of 1e-4, which would remain in the sums of columns.
     """
     log_v = v.log()
     total = g + log_v
-    # of no mass both are -inf
+    # without mass both are -inf
     return f + u.log(), total, ((g - total) + log_v).nan_to_num_(0.0).exp_()
 
 
 def segments(n_iters: int, length: int) -> list[range]:
-    """The iterations between absorptions of u and v into the logits, the first ones fewer than the others."""
+    """The iterations between absorptions of u and v into the logits; the first segment may be shorter."""
     head = (n_iters - 1) % length + 1
     return [range(max(0, end - length), end) for end in range(head, n_iters + 1, length)]
 
 
 def forward(of: Problem, us: torch.Tensor, vs: torch.Tensor, f_out, g_out, n_iters: int, out) -> None:
-    """P and its potentials.  `us` and `vs` receive u_t and v_t of every iteration, relative to the absorbed
-    ones, or nothing."""
+    """Compute P and its potentials.
+
+    `us` and `vs` receive u_t and v_t of every iteration, relative to the absorbed ones, if they are not
+    empty.
+    """
     f, g, a = start(of.x, of.ranks)
     u, v = f, first_v(g)
     for segment in segments(n_iters, of.length):
@@ -74,7 +78,7 @@ def forward(of: Problem, us: torch.Tensor, vs: torch.Tensor, f_out, g_out, n_ite
     torch.add(g, v.log(), out=g_out)
     if isinstance(of.log_mass, torch.Tensor):
         f_out += of.log_mass
-        # by halves: the mass may be beyond the range where no entry is
+        # by two square roots, since the mass may exceed the range although no entry does
         root = (of.log_mass / 2).exp()
         u, v = u * root, v * root
     written(a, u, v, out)
@@ -88,9 +92,9 @@ def backward(
 
     With D the gradient of log P and R, C the sums of its lines, an iteration backwards is
         D <- D - P_t diag(C / c),  R <- R - P_t (C / c);   D <- D - diag(R / r) P'_t,  C <- -P'_t' (R / r)
-    with P_t = diag(u_t) A diag(v_t) and P'_t = diag(u_t) A diag(v_(t-1)): R and C follow from products with
-    A.  D is made of them once, by a product of low rank for all iterations with one A; then its own sums take
-    the place of what rounding made of R and C.
+    with P_t = diag(u_t) A diag(v_t) and P'_t = diag(u_t) A diag(v_(t-1)), so that R and C follow from
+    products with A.  D is computed from them once, by a product of low rank for all iterations with the same
+    A; then its own sums replace R and C, which have rounding errors.
     """
     r, c = of.r, of.c
     all_segments = segments(len(us), of.length)
@@ -105,7 +109,7 @@ def backward(
     p = (a * us[-1].unsqueeze(-1)).mul_(vs[-1].unsqueeze(-2))
     d = p * dy
     if isinstance(of.log_mass, torch.Tensor):
-        # what sums of d would leave the range by comes at the end
+        # the factor by which sums of d would exceed the range is applied at the end
         beyond = (of.log_mass - MOST_MASS).clamp_(min=0.0)
         d.mul_((of.log_mass - beyond).exp().unsqueeze(-1))
         df, dg = (None if t is None else t * beyond.neg().exp() for t in (df, dg))
@@ -115,8 +119,10 @@ def backward(
         return of.ranks.add(sums, axis)
 
     def take_back(p: torch.Tensor, axis: int, own: torch.Tensor | None, marginal) -> torch.Tensor:
-        """The sums of d along an axis, which it has no more.  The first are the largest there are, and so is
-        what rounding leaves of them: twice."""
+        """Subtract the sums of d along an axis from it, and return them.
+
+        It is done twice, since the first sums are the largest of all, and so are their rounding errors.
+        """
         sums = None
         for _ in range(2):
             left = sums_of(axis, own)

@@ -1,4 +1,4 @@
-"""Launches of the log form: iterations, and what they take back, each by one read of the logits."""
+"""Launches of the log form, forward and backward: an iteration reads the logits once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helion_sinkhorn.runtime.launch import Tensors
 
 
 def iterations(calls: Calls, of: State, n_iters: int) -> None:
-    """base, f, g and rest of every iteration."""
+    """Compute base, f, g and rest of every iteration."""
     x, fs, gs, count = calls.x, of.fs, of.gs, len(of.fs)
     largest = torch.empty_like(calls.part("sinkhorn_large_first"))
     part = calls.rows("sinkhorn_large_first", x, of.scale, of.log_r, of.base, fs[0], largest)
@@ -41,8 +41,10 @@ def iterations(calls: Calls, of: State, n_iters: int) -> None:
 def taken_back(
     calls: Calls, of: State, dy: torch.Tensor, own: Tensors, rows: torch.Tensor, columns: torch.Tensor
 ) -> None:
-    """What each iteration takes back, over r and c: rows (T, B, n), but the first, and columns (T, B, m),
-    times rest."""
+    """Compute the vectors of the terms that each iteration subtracts from the gradient.
+
+    They are rows (T, B, n), except the first, divided by r, and columns (T, B, m), divided by c, times rest.
+    """
     x, (own_f, own_g), fs, gs, last = calls.x, own, of.fs, of.gs, len(of.fs) - 1
     m = columns.size(-1)
     nothing, again = (calls.empty(len(x), kept_entries(m, "helion"))[:, :m] for _ in range(2))
@@ -53,7 +55,7 @@ def taken_back(
         calls.launch("sinkhorn_large_gather", *given, values=(part.size(1), earlier))
 
     given = x, dy, of.scale, of.bases[last], fs[last], gs[last], of.rests[last]
-    # the first sums are the largest there are, and so is what rounding leaves of them: twice
+    # twice, since the first sums are the largest of all, and so are their rounding errors
     gather(calls.rows("sinkhorn_large_sums", *given, nothing), last, columns[last], False)
     gather(calls.rows("sinkhorn_large_sums", *given, columns[last]), last, again, False)
     columns[last].add_(again)

@@ -1,4 +1,4 @@
-"""What `sinkhorn` takes beside the logits in its log form: temperature, marginals and lengths."""
+"""The options of `sinkhorn` in its log form: temperature, marginals and lengths."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from helion_sinkhorn.runtime.tokens import may_be_distributed
 
 INTEGERS = torch.int64, torch.int32
 LEAST_SHARE = {torch.float32: -80.0, torch.float64: -600.0}
-"""The logarithm of the least share of a side's sum that counts, by type of the arithmetic: the inverse of
-one is in range."""
+"""The logarithm of the smallest share of a side's sum that counts, whose inverse is in range, by dtype."""
 TEMPERATURES = 1e-37, 1e37
-"""Float32 has these and their inverses."""
+"""The smallest and largest temperature: float32 has both and their inverses."""
 LOGARITHMS, COUNTS = "a floating-point tensor of logarithms", "a tensor of int64 or int32"
 SUMS_AGREE = 1e-3
-"""By how much of them the sums of rows and of columns may differ, and 2^-4 of marginals of 16 bits: their
-rounding."""
+"""How much the sums of rows and of columns may differ, relative to them.
+
+It is 2^-4 for marginals of 16 bits, whose rounding is as large.
+"""
 
 
 @dataclass(frozen=True)
 class Transport:
-    """The options of the log form as they are given, and whether any of them is."""
+    """The options of the log form as they are given."""
 
     temperature: float = 1.0
     log_rows: torch.Tensor | None = None
@@ -36,19 +37,19 @@ class Transport:
 
     @property
     def has_marginals(self) -> bool:
-        """Whether more than the temperature is asked for."""
+        """Whether marginals or lengths are given."""
         given = self.log_rows, self.log_columns, self.row_lengths, self.column_lengths
         return any([t is not None for t in given])
 
     def check(self, logits: torch.Tensor, form: str, backward: object) -> None:
-        """Raise TypeError or ValueError unless a call on such logits takes these options."""
+        """Raise TypeError or ValueError unless a call on these logits takes these options."""
         if form != "log":
             raise ValueError(
                 f"temperature, marginals and lengths are options of form='log', and form is {form!r}; "
                 "pass form='log', or leave them out"
             )
         if backward != "exact" and self.has_marginals:
-            raise ValueError("backward='implicit' takes no marginals and no lengths; 'exact' does")
+            raise ValueError("backward='implicit' takes no marginals and no lengths; pass 'exact'")
         least, most = TEMPERATURES
         accepted = f"a positive float from {least} to {most}"
         check_finite("temperature", self.temperature, accepted)
@@ -68,9 +69,9 @@ class Transport:
                 _check_lengths(f"{side}_lengths", lengths, lines)
 
     def check_shared(self) -> None:
-        """Raise ValueError unless calls of several ranks, which share the rows, take these options."""
+        """Raise ValueError unless calls whose rows are shared by several ranks take these options."""
         if self.row_lengths is not None or self.column_lengths is not None:
-            raise ValueError("row_lengths and col_lengths take whole matrices; leave out group")
+            raise ValueError("row_lengths and col_lengths need whole matrices; leave out group")
         if (self.log_rows is None) != (self.log_columns is None):
             given, missing = ("row", "col") if self.log_columns is None else ("col", "row")
             raise ValueError(
@@ -80,7 +81,7 @@ class Transport:
 
 
 def _refuse_distributed(*tensors: object) -> None:
-    """Raise NotImplementedError where one is a DTensor."""
+    """Raise NotImplementedError if one of the tensors is a DTensor."""
     if not may_be_distributed(*tensors):
         return
     from torch.distributed.tensor import DTensor
@@ -110,7 +111,7 @@ def _check_one(
 
 
 def _check_lengths(name: str, t: torch.Tensor, most: int) -> None:
-    """Raise ValueError unless a CPU's lengths are from 1 to `most`; a GPU is not waited for."""
+    """Raise ValueError unless lengths on a CPU are from 1 to `most`; on a GPU the check would wait for it."""
     if t.device.type != "cpu" or not t.numel() or not torch_op.call.is_eager(t):
         return
     for k in (int(t.amin()), int(t.amax())):
@@ -121,16 +122,16 @@ def _check_lengths(name: str, t: torch.Tensor, most: int) -> None:
 def prepared(
     logits: torch.Tensor, of: Transport, first: str, rows: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """(logits; the logarithms of both marginals, (..., n) and (..., m), or None).
+    """(logits, the logarithms of both marginals, (..., n) and (..., m), or None).
 
     Logits are -inf in lines without mass and outside the lengths.
 
-    A side without marginals shares the mass of the other one equally.  Without any, the side that is
-    normalised first has m / n a line and the other one 1, each counted by its lengths: what iterations
-    without marginals make.
+    A side without marginals shares the mass of the other side equally.  Without any marginals, each line of
+    the side that is normalised first gets m / n and each line of the other side 1, as in iterations without
+    marginals; n and m are counted by the lengths.
 
     Args:
-        rows: how many there are on all ranks, if these share them: both marginals are given.
+        rows: the number of rows on all ranks, if they share the rows; both marginals are given then.
     """
     if not of.has_marginals:
         return logits, None, None
@@ -148,7 +149,7 @@ def prepared(
         for own, k in zip(inside, (n, m), strict=True)
     ]
     if logs == [None, None]:
-        # whole lines of the trail side: its number of lines is the mass
+        # each line of the trail side has 1, so its number of lines is the mass
         mass = counts[1 if first == "rows" else 0].log()
     else:
         mass = _log_mass(next(t for t in logs if t is not None).to(dtype))
@@ -166,46 +167,46 @@ def prepared(
 
 
 def _log_mass(t: torch.Tensor) -> torch.Tensor:
-    """logsumexp (..., 1), without a gradient where there is no mass."""
+    """logsumexp, (..., 1), without a gradient where there is no mass."""
     none = (t == -torch.inf).all(-1, keepdim=True)
     return _filled(_filled(t, none, 0.0).logsumexp(-1, keepdim=True), none)
 
 
 def _of_share(t: torch.Tensor, dtype: torch.dtype, mass: torch.Tensor | None) -> torch.Tensor:
-    """Logarithms of a marginal, -inf where its share of the mass is below what the arithmetic has.
+    """Logarithms of a marginal, -inf where its share of the mass is below LEAST_SHARE.
 
-    The logarithm of the mass is that of all entries, unless it is given.
+    Unless the logarithm of the mass is given, it is that of the sum of all entries.
     """
     wide = t.detach().to(dtype)
     return _filled(t, wide < (_log_mass(wide) if mass is None else mass) + LEAST_SHARE[dtype])
 
 
 def _without(logits: torch.Tensor, lines: torch.Tensor, axis: int) -> torch.Tensor:
-    """Logits, -inf in lines (..., n) or (..., m) without mass: their entries may be the largest of others."""
+    """Logits, -inf in lines (..., n) or (..., m) without mass, which must not be maxima of other lines."""
     return _filled(logits, lines.unsqueeze(-3 - axis))
 
 
 def _filled(t: torch.Tensor, where: torch.Tensor, value: float = -torch.inf) -> torch.Tensor:
-    """t, a copy only if there is something to fill; a GPU is not asked."""
+    """t filled with `value` where `where`; on a CPU it is only copied if something is to be filled."""
     if t.device.type == "cpu" and torch_op.call.is_eager(t, where) and not where.any():
         return t
     return t.masked_fill(where, value)
 
 
 def _inside(lengths: torch.Tensor | None, k: int, lead: torch.Size) -> torch.Tensor | None:
-    """(..., k) whether a line is one of the matrix."""
+    """Whether each line belongs to the matrix, (..., k)."""
     if lengths is None:
         return None
     return (torch.arange(k, device=lengths.device) < lengths.unsqueeze(-1)).expand(*lead, k)
 
 
 def _check_sums(log_rows: torch.Tensor, log_columns: torch.Tensor) -> None:
-    """Raise ValueError where the sides of a matrix share out different masses; a GPU is not waited for."""
+    """Raise ValueError where the two sides of a matrix have different masses; on a GPU it would wait."""
     if log_rows.device.type != "cpu" or not log_rows.numel():
         return
     a, b = (t.detach().to(computing(t.dtype)).logsumexp(-1) for t in (log_rows, log_columns))
     narrow = min(t.dtype.itemsize for t in (log_rows, log_columns)) < 4
-    # of no mass on both sides the difference is no number
+    # without mass on both sides the difference is NaN
     wrong = (a - b).abs() > (2**-4 if narrow else SUMS_AGREE)
     if wrong.any():
         k = int(wrong.flatten().nonzero()[0])
@@ -220,7 +221,7 @@ def run(
     logits: torch.Tensor, of: Transport, n_iters: int, eps: float, first: str, implementation: str,
     out_dtype: torch.dtype, groups: Sequence[str] = (), rows: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(P, f, g): see `large.torch_op`."""
+    """(P, f, g) of `large.torch_op`."""
     x, log_rows, log_columns = prepared(logits, of, first, rows)
     tensors = [t for t in (x, log_rows, log_columns) if t is not None]
     keep = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])

@@ -1,7 +1,7 @@
-"""Products of matrices with vectors, and sums over lines, in PyTorch: of one matrix or of many.
+"""Products of matrices with vectors, and sums over lines, in PyTorch, for one matrix or for many.
 
 A CPU takes large matrices (n, m) one by one, by its BLAS, and small ones (B, n, m) many at a time, line by
-line: either way a matrix's bits are its own.  Elsewhere they may depend on the matrices beside it.
+line; in both cases a matrix's bits do not depend on other matrices.  On other devices they may.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from helion_sinkhorn.runtime.batched_products import fewest, products
 from helion_sinkhorn.runtime.pieces import sum_last
 
 RUN = 16
-"""Rows that a CPU's BLAS adds up one after the other: 1024 equal terms in one run are wrong by 1e-5, since
-each addition rounds to the same side."""
+"""The most rows that a CPU's BLAS may add up one after another.
+
+A sum of 1024 equal terms in one run is wrong by 1e-5, since each addition rounds to the same side."""
 ACROSS = 256
-"""The same of columns: within a row it adds in several lanes."""
+"""The most columns that it may add up in one run; within a row it adds in several lanes."""
 
 CACHED = 1 << 16
-"""Entries up to which products and then their sums take less time than several runs: 8 us instead of 17 for
-129 x 129."""
+"""Up to so many entries, products followed by their sums take less time than several runs.
+
+They take 8 us instead of 17 for 129 x 129."""
 
 
 def by_lines(x: torch.Tensor) -> bool:
-    """Whether these are small matrices of a CPU."""
+    """Whether these are small matrices on a CPU, which are summed line by line."""
     return x.dim() == 3 and x.device.type == "cpu"
 
 
@@ -35,7 +37,7 @@ def total(d: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 class Products:
-    """A times vectors: `rows` has a sum for each row, `columns` for each column."""
+    """Products of A with vectors: `rows` returns a sum for each row, `columns` for each column."""
 
     def __init__(self, a: torch.Tensor) -> None:
         self._a = a
@@ -100,5 +102,5 @@ def less_products(
 
 
 def written(a: torch.Tensor, u: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
-    """out = diag(u) a diag(v), rounded once; a is lost."""
+    """Write out = diag(u) a diag(v), rounded once; a is overwritten."""
     torch.mul(a.mul_(u.unsqueeze(-1)), v.unsqueeze(-2), out=out)

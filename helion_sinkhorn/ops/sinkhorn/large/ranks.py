@@ -1,4 +1,4 @@
-"""Sums over lines of which each process has a part."""
+"""Sums over lines that are shared out among processes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from helion_sinkhorn.ops.sinkhorn.large.products import Products, plus
 
 
 class Ranks(NamedTuple):
-    """The processes that share matrices (..., n, m), and the axis along which these are cut.
+    """The processes that share matrices (..., n, m), and the axis along which the matrices are split.
 
-    Vectors with an entry for each line across the cut are whole, and alike on all ranks.
+    Vectors with an entry for each line of the other axis are whole, and equal on all ranks.
     """
 
     groups: Sequence[str] = ()
     axis: int = 0
-    """-2, the rows are shared out, or -1, the columns; 0 without groups."""
+    """-2 if the rows are shared out, -1 if the columns are; 0 without groups."""
     lines: int = 0
-    """How many lines all ranks have along the axis."""
+    """The number of lines along the axis on all ranks together."""
 
     def size(self, x: torch.Tensor) -> tuple[int, int]:
         """(n, m) of whole matrices."""
@@ -28,11 +28,11 @@ class Ranks(NamedTuple):
         return (self.lines if self.axis == -2 else n), (self.lines if self.axis == -1 else m)
 
     def add(self, sums: torch.Tensor, axis: int) -> torch.Tensor:
-        """Sums over an axis, over the parts of all ranks; in place."""
+        """Add sums over an axis up over the parts of all ranks, in place."""
         return self._reduced(sums, axis, "SUM")
 
     def largest(self, values: torch.Tensor, axis: int) -> torch.Tensor:
-        """Maxima over an axis, over the parts of all ranks; in place."""
+        """Take maxima over an axis over the parts of all ranks, in place."""
         return self._reduced(values, axis, "MAX")
 
     def _reduced(self, t: torch.Tensor, axis: int, how: str) -> torch.Tensor:
@@ -41,12 +41,12 @@ class Ranks(NamedTuple):
         return t
 
     def products(self, a: torch.Tensor) -> Products:
-        """A times vectors."""
+        """Products of A with vectors."""
         return _SharedProducts(a, self) if self.groups else Products(a)
 
 
 class _SharedProducts(Products):
-    """A times vectors, where each rank has some lines of A."""
+    """Products of A with vectors, where each rank has some lines of A."""
 
     def __init__(self, a: torch.Tensor, ranks: Ranks) -> None:
         super().__init__(a)
@@ -63,7 +63,7 @@ ALONE = Ranks()
 
 
 def reduce_over(t: torch.Tensor, groups: Sequence[str], how: str) -> None:
-    """t, contiguous, reduced over all ranks of these groups, in place: their "SUM" or "MAX"."""
+    """Reduce a contiguous t over all ranks of these groups, in place, to their "SUM" or "MAX"."""
     import torch.distributed as dist
 
     for name in groups:

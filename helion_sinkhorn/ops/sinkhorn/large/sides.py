@@ -1,4 +1,4 @@
-"""What forward and backward begin with: room for their results, and matrices whose lead sides are rows."""
+"""The memory for the results of forward and backward, and matrices with the lead side as rows."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from helion_sinkhorn.runtime.pieces import computing
 VECTOR = 4
 """Entries of a float32 vector load."""
 LONGEST = 8192
-"""Entries of the longest line that a program has whole."""
+"""The most entries of a line that a program takes whole."""
 
 
 def kept_entries(k: int, implementation: str) -> int:
-    """Entries of a kept vector of k: for kernels each begins at a boundary of 16 bytes."""
+    """Entries that a kept vector of k takes; for kernels each vector begins at a boundary of 16 bytes."""
     return k if implementation == "pytorch" else -(-k // VECTOR) * VECTOR
 
 
 def kept_vectors(n_iters: int, eps: float, implementation: str) -> int:
-    """How many vectors are kept of a side: kernels keep what those of rows are relative to, one with eps and
-    one an iteration without, and as many of columns."""
+    """How many vectors of a side are kept.
+
+    Kernels also keep the bases of the row vectors, one with eps and one for each iteration without, and as
+    many vectors of columns.
+    """
     return n_iters + (0 if implementation == "pytorch" else 1 if eps else n_iters)
 
 
 def empty_results(
     logits: torch.Tensor, n_iters: int, eps: float, keep: bool, implementation: str, out_dtype: torch.dtype
 ) -> tuple[torch.Tensor, ...]:
-    """Room for P, f, g, and the vectors of rows and of columns that a gradient needs."""
+    """Memory for P, f, g, and the vectors of rows and of columns that a gradient needs."""
     *lead, n, m = logits.shape
     new = functools.partial(logits.new_empty, dtype=computing(logits.dtype))
     kept = kept_vectors(n_iters, eps, implementation) if keep else 0
@@ -43,7 +46,7 @@ def empty_results(
 
 
 def empty_gradients(logits: torch.Tensor, log_rows: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    """Room for the gradients of the logits and of both marginals, (..., 0) without these."""
+    """Memory for the gradients of the logits and of both marginals, (..., 0) without marginals."""
     *lead, n, m = logits.shape
     sizes = (0, 0) if log_rows is None else (n, m)
     return (
@@ -53,7 +56,7 @@ def empty_gradients(logits: torch.Tensor, log_rows: torch.Tensor | None) -> tupl
 
 
 def lead_first(first: str, rows: Any, columns: Any) -> tuple[Any, Any]:
-    """What belongs to the lead side, and to the other one."""
+    """The argument of the lead side, and that of the other side."""
     return (rows, columns) if first == "rows" else (columns, rows)
 
 
@@ -78,14 +81,14 @@ def of_order_one(dy: torch.Tensor, ranks: Ranks = ALONE) -> tuple[torch.Tensor, 
 
 
 class Forward(NamedTuple):
-    """What a forward takes and writes, the lead side first in each pair."""
+    """The arguments and results of a forward, with the lead side first in each pair."""
 
     x: torch.Tensor
     p: torch.Tensor
     potentials: list[torch.Tensor]
-    """None of the deepseek form."""
+    """Empty in the deepseek form."""
     vectors: tuple[torch.Tensor, torch.Tensor]
-    """(T, B, n) and (T, B, m), or more or none of them."""
+    """(T, B, n) and (T, B, m), for any number T of vectors."""
     marginals: list[torch.Tensor | None]
 
 
@@ -96,7 +99,7 @@ def forward(
     log_rows: torch.Tensor | None,
     log_columns: torch.Tensor | None,
 ) -> Forward:
-    """The sides of a call, `results` those of `empty_results`."""
+    """The sides of a forward; `results` are those of `empty_results`."""
     made, f, g, *vectors = results
     x = turned(first, logits)
     return Forward(
@@ -109,7 +112,7 @@ def forward(
 
 
 class Backward(NamedTuple):
-    """What a backward takes and writes, the lead side first in each pair."""
+    """The arguments and results of a backward, with the lead side first in each pair."""
 
     x: torch.Tensor
     dy: torch.Tensor | None
@@ -132,7 +135,7 @@ def backward(
     log_columns: torch.Tensor | None,
     *vectors: torch.Tensor,
 ) -> Backward:
-    """The sides of a call, `gradients` those of `empty_gradients`."""
+    """The sides of a backward; `gradients` are those of `empty_gradients`."""
     made, *of_marginals = gradients
     x = turned(first, logits)
     return Backward(

@@ -1,4 +1,4 @@
-"""What a config of the kernels of large matrices is chosen for, its default, and what the tuner tries."""
+"""The properties of a call on large matrices that choose configs, the defaults, and what the tuner tries."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from helion_sinkhorn.configs.store import Keyed
 from helion_sinkhorn.runtime.space import Grid, Items, power_of_two
 
 LINES = 4, 8, 16, 32
-"""Rows of a program that the tuner tries."""
+"""Numbers of rows in a program that the tuner tries."""
 
 
 @dataclass(frozen=True)
 class LargeCall(Keyed):
-    """The dtype of the logits, how many lines a matrix has that are normalised first, and their length."""
+    """The dtype of the logits, and the number and length of the lines that are normalised first."""
 
     dtype: str
     n: int
@@ -26,17 +26,17 @@ class LargeCall(Keyed):
 
 
 def together(call: LargeCall, device: Device, warps: int, entries: int) -> int:
-    """Rows that a program has at once, each thread with so many entries."""
+    """Rows that a program has at once, if each thread has this many entries."""
     return max(1, warps * device.warp_size * entries // power_of_two(call.m))
 
 
 def warps_of(call: LargeCall, device: Device) -> int:
-    """Warps that share a row: 16 entries a thread."""
+    """Warps that share a row, with 16 entries for each thread."""
     return max(1, min(1024 // device.warp_size // 2, power_of_two(call.m) // (16 * device.warp_size)))
 
 
 def tiles(call: LargeCall, device: Device, *, least: int) -> tuple[Items, ...]:
-    """Configs of rows in a block, 8, 16 or 32 entries a thread, by few warps and by twice as many."""
+    """Configs with 8, 16 or 32 entries of a block of rows in each thread, and few warps or twice as many."""
     warps = max(least, warps_of(call, device))
     return tuple(
         (("block_sizes", (together(call, device, w, entries),)), ("num_warps", w))
@@ -47,8 +47,8 @@ def tiles(call: LargeCall, device: Device, *, least: int) -> tuple[Items, ...]:
 
 
 def rows_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
-    # eight rows leave a part of the columns' sums as large as an eighth of the matrix, and 1024 rows make 128
-    # programs
+    # with eight rows a program, the parts of the columns' sums are an eighth of the matrix, and 1024 rows
+    # make 128 programs
     warps = max(4, warps_of(call, device))
     block = min(8, together(call, device, warps, 16))
     return (("block_sizes", (block,)), ("num_warps", warps)), (("rows", 8),)
@@ -83,7 +83,7 @@ def write_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
 
 
 def whole_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
-    # 16 entries a thread spill where rows of 16 bits are not aligned: 130 x 129 on sm_90
+    # with 16 entries a thread, matrices of 16 bits whose rows are not aligned spill: 130 x 129 on sm_90
     warps = max(4, warps_of(call, device))
     return (("block_sizes", (together(call, device, warps, 8),)), ("num_warps", warps)), ()
 
@@ -97,7 +97,7 @@ def wide_rows_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
 
 
 def wide_gradient_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
-    # 8 entries a thread: 16 spill in the deepseek form
+    # 8 entries a thread, since 16 spill in the deepseek form
     return (("block_sizes", (8 * 4 * device.warp_size, 1)), ("num_warps", 4)), ()
 
 
@@ -116,7 +116,7 @@ def wide_columns_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
 
 
 def once(default: Callable[..., tuple[Items, Items]]) -> Callable[..., tuple[Grid, ...]]:
-    """The space of a kernel that a call launches once or twice: its default alone."""
+    """The space of a kernel that a call launches only once or twice, which is its default."""
 
     def space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
         config, variant = default(call, device)

@@ -1,9 +1,9 @@
 """The torch operators of large matrices and of marginals.
 
-`helion_sinkhorn::sinkhorn_large` returns P, its potentials f (..., n) and g (..., m), empty with eps, and
-what the gradient needs of the iterations: vectors (T, ..., n) and (T, ..., m), none unless `keep`.
-Its backward returns the gradients of the logits and of the marginals, (..., 0) without these.
-`groups` names the process groups over which the rows are sharded, `lines` of them in all.
+`helion_sinkhorn::sinkhorn_large` returns P, its potentials f (..., n) and g (..., m), empty with eps, and the
+vectors of iterations that the gradient needs, (T, ..., n) and (T, ..., m), with T = 0 unless `keep`.  Its
+backward returns the gradients of the logits and of the marginals, (..., 0) without marginals.  `groups` names
+the process groups over which the rows are sharded; there are `lines` rows in all.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def backward(
     dp, df, dg, logits, log_rows, log_columns, of_rows, of_columns, eps, first, temperature, implementation,
     groups, lines,
 ):  # fmt: skip
-    """(dX, gradients of both marginals) of the iterations whose vectors were kept."""
+    """(dX, gradients of both marginals) from the kept vectors of the iterations."""
     given = dp, df, dg, logits, log_rows, log_columns, of_rows, of_columns, eps, first, temperature
     if implementation == "helion":
         with on_device(logits):
@@ -85,7 +85,7 @@ def _gradient(ctx, dp, df, dg, *_):
     logits, log_rows, log_columns, *vectors = ctx.saved_tensors
     marginals = log_rows, log_columns
     if not ctx.kept:
-        # of a call that did not know of its gradient
+        # the forward did not know that a gradient would be needed, so it runs again
         options = ctx.n_iters, ctx.eps, ctx.first, ctx.temperature, True, ctx.how, logits.dtype, *ctx.ranks
         with torch.no_grad():
             *_, vectors_of_rows, vectors_of_columns = call(logits, *marginals, *options)

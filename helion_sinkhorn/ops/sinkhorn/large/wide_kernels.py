@@ -1,10 +1,9 @@
-"""The Helion kernel bodies of matrices whose lines are longer than a program can have whole: two reads an
-iteration, a product with a vector of each side.
+"""The Helion kernel bodies of matrices whose lines are too long for a program: two reads for an iteration.
 
-A program of wide_rows has some rows and goes through all columns, one of wide_columns has some columns and
-goes through all rows: sums are complete, in one order.  base is that of `kernels`.  A_ij is
-exp(s x_ij - base_i + g_j + f_i), and of the deepseek form, which is linear, exp(x_ij - base_i) + f_i, where
-f_i is eps / start_i of `eps_kernels`.
+Each read is a product with a vector of one side.  A program of wide_rows has some rows and goes through all
+columns, one of wide_columns has some columns and goes through all rows, so that sums are complete and in a
+fixed order.  base is as in `kernels`.  A_ij is exp(s x_ij - base_i + g_j + f_i); in the deepseek form, which
+is linear, it is exp(x_ij - base_i) + f_i, where f_i is eps / start_i of `eps_kernels`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from helion_sinkhorn.ops.sinkhorn.large.kernels import above_base, exp, finite, 
 
 
 def known(z, f, g, linear):
-    """A of s x - base."""
+    """The entries of A for z = s x - base."""
     if linear:
         return exp(z) + f.unsqueeze(2)
     return exp(z + g.unsqueeze(1) + f.unsqueeze(2))
@@ -26,7 +25,7 @@ def known(z, f, g, linear):
 def sinkhorn_large_wide_first(
     x: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, sums: torch.Tensor, facts: hl.constexpr
 ):
-    """base (B, n), and sums (B, n) of exp(s x - base) over the rows of x (B, n, m)."""
+    """Write base (B, n), and sums (B, n) of exp(s x - base) over the rows of x (B, n, m)."""
     n, m = facts
     batch = x.size(0)
     hl.specialize((x.stride(), base.stride(), sums.stride()))
@@ -55,8 +54,11 @@ def sinkhorn_large_wide_logs(
     sums: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """sums (B, m): the columns' sums of P', of f alone, relative to their largest terms, whose logarithms are
-    `largest` (B, m); a column may lose in every row."""
+    """Write sums (B, m) and `largest` (B, m): the column sums of P' of f without g.
+
+    The sums are relative to their largest terms, whose logarithms are `largest`, since all entries of a
+    column may be small beside others in their rows.
+    """
     n, m = facts
     batch = x.size(0)
     hl.specialize((x.stride(), base.stride(), f.stride(), largest.stride(), sums.stride()))
@@ -90,7 +92,7 @@ def sinkhorn_large_wide_rows(
     sums: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """sums (B, n) of A_ij vector_j; upstream: of A_ij vector_j (dY_ij - left_out_j)."""
+    """Write sums (B, n) of A_ij vector_j; with upstream, of A_ij vector_j (dY_ij - left_out_j)."""
     n, m, upstream, linear = facts
     batch = x.size(0)
     hl.specialize((x.stride(), dy.stride(), base.stride(), f.stride(), g.stride(), vector.stride()))
@@ -121,7 +123,7 @@ def sinkhorn_large_wide_columns(
     sums: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """sums (B, m) of A_ij vector_i; upstream: of A_ij vector_i (dY_ij - left_out_j)."""
+    """Write sums (B, m) of A_ij vector_i; with upstream, of A_ij vector_i (dY_ij - left_out_j)."""
     n, m, upstream, linear = facts
     batch = x.size(0)
     hl.specialize((x.stride(), dy.stride(), base.stride(), f.stride(), g.stride(), vector.stride()))
@@ -158,7 +160,7 @@ def sinkhorn_large_wide_gradient(
     dx: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """What sinkhorn_large_gradient computes, the rows read three times: two looks at their sums, and dx."""
+    """Write what sinkhorn_large_gradient computes; the rows are read three times, twice for their sums."""
     n, m, segments, terms, linear = facts
     batch = x.size(0)
     hl.specialize((x.stride(), dy.stride(), log_r.stride(), df.stride(), rest.stride(), first.stride()))

@@ -1,7 +1,6 @@
-"""Launches on lines longer than a program can have whole, in both forms: a read of the logits for each
-half-step.
+"""Launches on lines that are too long for a program, in both forms: each half-step reads the logits once.
 
-The launches are products with vectors; what makes the next vectors of them is PyTorch, on vectors.
+The launches are products with vectors, from which operations of PyTorch make the next vectors.
 """
 
 from __future__ import annotations
@@ -15,24 +14,24 @@ from helion_sinkhorn.runtime.launch import Tensors
 
 
 def divided(log_r: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """log(r / total), -inf where r is nothing."""
+    """log(r / total), or -inf where r is 0."""
     return torch.where(log_r == -torch.inf, log_r, log_r - total.log())
 
 
 def shared(total: torch.Tensor, log_r: torch.Tensor) -> torch.Tensor:
-    """total / r, 0 where r is nothing."""
+    """total / r, or 0 where r is 0."""
     return (total * log_r.neg().exp()).masked_fill_(log_r == -torch.inf, 0.0)
 
 
 def rounded(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `kernels.rounded` does."""
+    """(a + b, the factor of its rounding error), as `kernels.rounded` returns them."""
     exact = a.double() + b
     total = exact.float()
     return total, (exact - total).float().masked_fill_(total == -torch.inf, 0.0).exp_()
 
 
 class Products:
-    """Products of a known matrix with vectors: of exp(s x - base + f + g), or exp(x - base) + f."""
+    """Products of exp(s x - base + f + g), or of exp(x - base) + f, with vectors."""
 
     def __init__(self, calls: Calls, of: State, dy: torch.Tensor | None = None) -> None:
         self._calls, self._of, self._x = calls, of, calls.x
@@ -61,7 +60,7 @@ class Products:
 
 
 def iterations(calls: Calls, of: State, n_iters: int) -> None:
-    """base, f, g and rest, or u and v, of every iteration."""
+    """Compute base, f, g and rest, or u and v, of every iteration."""
     sums = calls.empty(*of.base.shape)
     calls.launch("sinkhorn_large_wide_first", calls.x, of.scale, of.base, sums)
     (_eps_iterations if of.eps else _log_iterations)(calls, of, sums, n_iters)
@@ -89,10 +88,10 @@ def _log_iterations(calls: Calls, of: State, sums: torch.Tensor, n_iters: int) -
     product = Products(calls, of)
     for t in range(1, n_iters):
         before, now = place(t - 1, count), place(t, count)
-        # as `kernels.moved`
+        # as in `kernels.moved`
         whole = fs[before].round().masked_fill_(fs[before] == -torch.inf, 0.0)
         product.base = of.bases[now] = of.bases[before] - whole
-        # the potentials before: no sum is larger than its share, none is too small
+        # with the potentials of the step before, no sum is larger than its share, and none is too small
         product.f = fs[before] - whole
         fs[now] = product.f + divided(of.log_r, product.rows(of.rests[before]))
         product.f = fs[now]
@@ -103,7 +102,7 @@ def _log_iterations(calls: Calls, of: State, sums: torch.Tensor, n_iters: int) -
 def taken_back(
     calls: Calls, of: State, dy: torch.Tensor, own: Tensors, rows: torch.Tensor, columns: torch.Tensor
 ) -> None:
-    """What each iteration takes back, as of the other launches of its form."""
+    """Compute the vectors of the terms that each iteration subtracts, as other launches of its form do."""
     (_eps_taken_back if of.eps else _log_taken_back)(Products(calls, of, dy), of, own, rows, columns)
 
 
@@ -127,7 +126,7 @@ def _log_taken_back(product: Products, of: State, own: Tensors, rows, columns) -
     (own_f, own_g), fs, gs, last = own, of.fs, of.gs, len(of.fs) - 1
     product.base, product.f, product.g = of.bases[last], fs[last], gs[last]
     rest, left_out = of.rests[last], torch.zeros_like(own_g)
-    # the first sums are the largest there are, and so is what rounding leaves of them: twice
+    # twice, since the first sums are the largest of all, and so are their rounding errors
     for _ in range(2):
         left = torch.addcmul(own_g, rest, product.columns(product.ones_of_rows, left_out=left_out))
         left_out = left_out + shared(left, of.log_c)

@@ -1,9 +1,9 @@
-"""What results of hc_boundary's backward may be off by, for mixes and their upstream gradient as they are.
+"""The largest errors of hc_boundary's backward, for given mixes and their upstream gradient.
 
 The gradient of the new streams,
     G_o = dX'_o + weights_o dy + (r dmixes fn)_o + k <dmixes, mixes> X'_o,
-errs as the dx of hc_site's budget does.  An entry of it goes into the results of hc_post's backward with an
-error of its own, but r and <dmixes, mixes> are a token's: what they are off by adds up over its columns.
+has the errors of dx in hc_site's budget.  Each of its entries enters the results of hc_post's backward with
+an independent error, but r and <dmixes, mixes> belong to a token, and their errors add up over its columns.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def evaluated(
 
 
 def budget(value: torch.Tensor, variance: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Largest error of a result that is rounded to this dtype."""
+    """The largest error of a result that is rounded to this dtype."""
     narrow = dtype if dtype in (torch.bfloat16, torch.float16) else torch.float32
     return SIGMAS * variance.sqrt() + half_ulp(value, narrow)
 

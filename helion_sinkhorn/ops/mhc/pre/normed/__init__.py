@@ -1,1 +1,1 @@
-"""The collapse of mHC with the RMSNorm of what it makes: the input of a sublayer as the sublayer takes it."""
+"""The collapse of mHC followed by the RMSNorm before a sublayer."""

@@ -1,6 +1,6 @@
 """hc_pre with a norm in vectorised PyTorch: what a CPU runs, and a GPU for float64.
 
-The collapse is that of hc_pre, rounded as it is; the backward makes it again.
+The collapse is computed and rounded as in hc_pre; the backward computes it again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from helion_sinkhorn.runtime.wanted import Some, room_for
 
 
 def factors(y: torch.Tensor, eps: float) -> torch.Tensor:
-    """1 / sqrt(mean of the squares + eps) of each row (T, 1)."""
+    """1 / sqrt(mean of the squares + eps) of each row, (T, 1)."""
     return 1 / (sum_last(y * y).unsqueeze(-1) / y.size(-1) + eps).sqrt()
 
 
@@ -24,7 +24,7 @@ def forward(x: torch.Tensor, pre: torch.Tensor, weight: torch.Tensor, eps: float
     """u; see api.hc_pre."""
     y = of_pre.forward(x, pre)
     wide, w = y.view(-1, y.size(-1)), weight.to(computing(x.dtype))
-    # in place: what is read of a piece is a copy
+    # in place, since what is read of a piece is a copy
     for at in pieces(len(wide), x.size(-2) * x.size(-1)):
         rows = wide[at].to(w.dtype, copy=True)
         torch.mul(rows.mul_(factors(rows, eps)), w, out=wide[at])

@@ -1,8 +1,8 @@
-"""The Helion kernel bodies of hc_pre with a norm: a token's streams to its normalised state, and gradients.
+"""The Helion kernel bodies of hc_pre with a norm: the normalised state of a token's streams, and gradients.
 
-A program has a token's row whole, all columns in registers, so that the streams are read once.  The forward's
-has one token; the backward's takes a share of the tokens one after another, and adds up the gradient of the
-weight over them.
+A program holds all columns of a token in registers, so that the streams are read once.  One of the forward
+has one token; one of the backward takes a share of the tokens one after another, and adds up the gradient of
+the weight over them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from helion_sinkhorn.runtime.device_math import multiply_add
 
 def streams_of(x, t, n):
     """The streams of a token in float32, (1, C) each."""
-    # hl.load: in a helper Helion takes an index for an operation on the host
+    # hl.load: inside a helper Helion takes indexing for an operation on the host
     return [hl.load(x, [t, i, slice(None)]).to(torch.float32) for i in range(n)]
 
 
 def collapsed(streams, pre, t, dtype, how):
-    """sum_i pre_i x_i as hc_pre rounds it, in float32; the stream itself if there are no weights."""
+    """sum_i pre_i x_i, rounded as in hc_pre, in float32; the stream itself if there are no weights."""
     if pre is None:
         return streams[0]
     total = streams[0] * 0.0
@@ -42,12 +42,12 @@ def hc_pre_normed_forward(
     u: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """u (T, C) for x (T, n, C), pre (T, n) and weight (C,); without pre the one stream of x is normalised."""
+    """Write u (T, C) for x (T, n, C), pre (T, n) and weight (C,); without pre x has one stream."""
     n, columns, eps, how = facts
     tokens = x.size(0)
     hl.specialize((x.size(2), x.stride(), u.size(1), u.stride()))
     if pre is not None:
-        # assigned: alone under an `if` it would leave the block empty
+        # assigned to a name: Helion drops a bare call, which would leave the block of the `if` empty
         _pre = hl.specialize(pre.stride())
     for t in hl.tile(tokens, block_size=1):
         y = collapsed(streams_of(x, t, n), pre, t, x.dtype, how)
@@ -68,18 +68,19 @@ def hc_pre_normed_backward(
     shares: int,
     facts: hl.constexpr,
 ):
-    """The gradients of x (T, n, C), y (T, C), pre (T, n) and weight, (shares, C), from du (T, C).
+    """Write the gradients of x (T, n, C), y (T, C), pre (T, n) and weight, (shares, C), from du (T, C).
 
-    Each unless it is None.  With v = r y the gradient of y is r (h - v mean(h v)), h = weight du; factors
-    (T, 2) are r and mean(h v), of which another kernel makes the gradient of y again.
+    Each of them may be None.  With v = r y the gradient of y is r (h - v mean(h v)), h = weight du.  factors
+    (T, 2) are r and mean(h v), from which another kernel computes the gradient of y again.
     """
     n, columns, eps, how = facts
     tokens = x.size(0)
     share = (tokens + shares - 1) // shares
     hl.specialize((x.size(2), x.stride(), du.stride(), pre.stride()))
-    # a loop that names a tensor beside its store is taken for one that reads it, and has one step on its way
+    # Helion takes a loop that names a tensor outside its store for one that reads it, and then pipelines no
+    # loads in it
     of_y, of_weight = dy is not None, dweight is not None
-    # assigned: alone under an `if` it would leave the block empty
+    # assigned to a name: Helion drops a bare call, which would leave the block of the `if` empty
     if dx is not None:
         _dx = hl.specialize((dx.size(2), dx.stride()))
     if of_y:
@@ -102,7 +103,7 @@ def hc_pre_normed_backward(
             v = y * r
             if of_weight:
                 total = total + (g * v).sum(0)
-            # read for each token: kept, it would take a register for each entry of a thread
+            # read for each token, since keeping it would take a register for each entry of a thread
             h = g * weight[:].unsqueeze(0)
             along = (h * v).sum(1) / columns
             through = (h - v * along.unsqueeze(1)) * r
@@ -117,7 +118,7 @@ def hc_pre_normed_backward(
 
 
 def store_of_streams(through, streams, pre, dx, dpre, t, n):
-    """dx and dpre of a token, each unless it is None."""
+    """Store dx and dpre of a token; either may be None."""
     for i in range(n):
         if dx is not None:
             weight = hl.load(pre, [t, i]).to(torch.float32).unsqueeze(1)

@@ -27,7 +27,7 @@ BODIES = "helion_sinkhorn.ops.mhc.pre.normed.kernels"
 
 
 def facts(chosen: Chosen, call: PreCall, *values: Any) -> tuple[Any, ...]:
-    """What a body takes after its tensors, the backward's its number of shares and then this."""
+    """What a body takes after its tensors; the backward's body takes its number of shares before."""
     *numbers, eps = values
     return *numbers, call.n, call.columns, eps, chosen.reciprocal
 
@@ -94,10 +94,10 @@ def gradients(
     of_weight: bool,
     choice: Choice | None = None,
 ) -> Some:
-    """Write those of (dx, dy, dpre, factors) that are given; the result is dweight in float32, if wanted."""
+    """Write those of dx, dy, dpre and factors that are given; return dweight in float32, if it is wanted."""
     du, x, pre = flattened(du, 1), flattened(x, 2), flattened(pre, 1)
     tokens, n, columns = x.shape
-    # as many for few tokens, where most add up nothing: another number would be another program
+    # the same number for few tokens, where most add up nothing, since another number needs another program
     sums = x.new_empty((SHARES, columns), dtype=torch.float32) if of_weight else None
     *made, factors = made
     rows = (None if t is None else t.view(like.shape) for t, like in zip(made, (x, du, pre), strict=True))

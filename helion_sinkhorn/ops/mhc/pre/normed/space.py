@@ -1,6 +1,7 @@
 """The configs of hc_pre with a norm, chosen by the same properties of a call as the configs of hc_pre.
 
-How many threads share a row decides the order of its sums, and with it a token's bits: one number for a call.
+The number of threads that share a row decides the order of its sums, and so a token's bits: it is fixed for a
+call.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ SHARES = 256
 
 
 def warps_for(call: PreCall, device: Device, entries: int) -> int:
-    """Warps that share a row, a thread with so many entries of it."""
+    """Warps that share a row if a thread has this many entries of it."""
     return max(1, min(16, power_of_two(call.columns) // (entries * device.warp_size)))
 
 
 def forward_warps(call: PreCall, device: Device) -> int:
-    """Up to four warps, and as many more as leave a thread 64 entries.
+    """Up to four warps, or more if a thread would otherwise have more than 64 entries.
 
-    H200, us of 8192 tokens with 4, 8 and 16 warps: 4 x 5120 columns 102, 103 and 117; the norm alone of 5120
-    52, 59 and 78, of 7168 71, 75 and 91, of 4096 43, 43 and 46.
+    On an H200 8192 tokens take with 4, 8 and 16 warps: 4 x 5120 columns 102, 103 and 117 us; a norm without
+    collapse of 5120 columns 52, 59 and 78 us, of 7168 71, 75 and 91 us, of 4096 43, 43 and 46 us.
     """
     usual = warps_for(call, device, 16)
     return usual if device.vendor == "amd" else max(min(4, usual), warps_for(call, device, 64))
@@ -48,7 +49,7 @@ def backward_warps(call: PreCall, device: Device) -> int:
 
 
 def backward_config(call: PreCall, device: Device, stages: int) -> Items:
-    """The streams of `stages` tokens on their way."""
+    """A config that loads the streams of `stages` tokens at a time."""
     return ("num_warps", backward_warps(call, device)), ("range_num_stages", (0, stages))
 
 

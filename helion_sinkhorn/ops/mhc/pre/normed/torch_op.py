@@ -1,8 +1,8 @@
 """The torch operators of hc_pre with a norm.
 
-`helion_sinkhorn::hc_pre_normed` returns u, its backward (dx in `dtype`, dpre, dweight), dweight a sum over
-tokens in the computing dtype, and an empty tensor for each that is not `wanted`; both take any leading shape;
-`implementation` is "helion" or "pytorch".
+`helion_sinkhorn::hc_pre_normed` returns u, and its backward (dx in `dtype`, dpre, dweight), with an empty
+tensor for each that is not `wanted`; dweight is a sum over tokens in the computing dtype.  Both take any
+leading shape; `implementation` is "helion" or "pytorch".
 """
 
 from __future__ import annotations

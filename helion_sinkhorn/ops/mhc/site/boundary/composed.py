@@ -1,7 +1,8 @@
-"""hc_boundary of narrow streams and a bias with a gradient, by the operators that it is made of.
+"""hc_boundary by its parts, for streams narrower than float32 and a bias that needs a gradient.
 
 Between registered operators autograd rounds the gradient of the new streams to their dtype, and with it each
-term of the bias's sum over tokens.  Here it stays in the computing dtype until that sum is made.
+term of the sum over tokens that is the bias's gradient.  Here the gradient of the new streams stays in the
+computing dtype until that sum is made.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from helion_sinkhorn.runtime.wanted import cast, only
 
 
 def loses_digits(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether the gradient of the bias would be a sum of rounded terms, and may be another one.
+    """Whether the gradient of the bias would be a sum of rounded terms that can be avoided.
 
-    A strict export keeps no gradient of an autograd.Function, but those of operators.
+    In a strict export it cannot: such an export keeps the gradients of operators, but not of an
+    autograd.Function.
     """
     return (
         bias is not None
@@ -37,7 +39,7 @@ def loses_digits(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
 
 
 def _run(last, call, tensors, *options):
-    """A gradient that raises where it is differentiated itself."""
+    """A gradient that raises if it is differentiated in turn."""
     there = [t for t in tensors if t is not None]
     return (last.apply if differentiates(*there) else call)(*tensors, *options)
 
@@ -48,7 +50,7 @@ def _sum(*terms):
 
 
 class Composed(torch.autograd.Function):
-    """(streams, y, pre, post, comb, mixes, norms) of what `boundary.torch_op` takes, and who computes it."""
+    """(streams, y, pre, post, comb, mixes, norms) from the arguments of `boundary.torch_op`."""
 
     generate_vmap_rule = True
 

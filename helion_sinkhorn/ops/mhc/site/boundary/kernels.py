@@ -1,10 +1,10 @@
 """The Helion kernel bodies of hc_boundary: new streams, their collapse and their projection.
 
     split       the parts of fn, WIDTH columns of every stream side by side
-    forward     some tokens and a chunk of columns of all streams: new streams, y, and sums over the chunk
+    forward     new streams, y, and sums over a chunk of columns, for some tokens
 
 The new streams are made once and go to the matrix unit from registers, all streams in one product.  The
-projection's sums over a chunk are partial, as those of hc_mixes.
+projection's sums over a chunk are partial sums, as in hc_mixes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from helion_sinkhorn.runtime.space import power_of_two
 
 
 def hc_boundary_split(fn: torch.Tensor, split: torch.Tensor, facts: hl.constexpr):
-    """split (M, parts, size), the bfloat16 parts of fn (M, n C), `width` columns of all streams side by side.
+    """Write the bfloat16 parts of fn (M, n C) to split (M, parts, size), in blocks of `width` columns.
 
-    A block of `width` columns has `width` entries for each of `places` streams, stream by stream; the blocks
-    lie one behind the other.  Columns and streams that fn has not, up to `places`, are zeros.
+    A block has `width` columns of each of `places` streams, stream by stream, and the blocks follow one
+    another.  Columns and streams that fn does not have are zeros.
     """
     rows, n, columns, width, places, parts = facts
     hl.specialize((fn.stride(), split.size(2), split.stride()))
@@ -45,7 +45,7 @@ def hc_boundary_split(fn: torch.Tensor, split: torch.Tensor, facts: hl.constexpr
 
 
 def side_by_side(blocks, interpret):
-    """Blocks (tile, WIDTH) of each stream as one, in the order of columns of `hc_boundary_split`."""
+    """The blocks (tile, WIDTH) of all streams joined, with columns in the order of `hc_boundary_split`."""
     if interpret:  # the last blocks are narrower there
         blocks = [torch.nn.functional.pad(b, (0, WIDTH - b.size(1))) for b in blocks]
     whole = padded_join(blocks)
@@ -54,7 +54,7 @@ def side_by_side(blocks, interpret):
 
 
 def each_stream(whole, n):
-    """The blocks (tile, WIDTH) of n streams that stand side by side."""
+    """The blocks (tile, WIDTH) of n streams that `side_by_side` joined."""
     twos = [2] * (power_of_two(n).bit_length() - 1)
     streams_last = whole.reshape(whole.size(0), *twos, WIDTH)
     streams_last = streams_last.permute(0, len(twos) + 1, *range(1, len(twos) + 1))
@@ -71,7 +71,7 @@ def rows_of(split, tile_m, tile_c, n, parts):
 def weights_of(post, comb, weights, tile_t, n, transposed):
     """[post_o, comb_0o, .. comb_(n-1)o, weights_o] of each new stream o, (tile,) each in float32.
 
-    Without weights all but the last.
+    Without weights the last one is missing.
     """
     return [
         [
@@ -83,7 +83,7 @@ def weights_of(post, comb, weights, tile_t, n, transposed):
 
 
 def cross(tensors, kept, sums, place, n, x_parts, parts, how, interpret):
-    """Store a block of the new streams, and of y if it is given; the sums of products and squares with it.
+    """Store a block of the new streams, and of y if it is given; return the sums of products and squares.
 
     The projection and the collapse take a new stream as it is rounded and stored.
     """
@@ -123,13 +123,11 @@ def hc_boundary_forward(
     squares: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """out (T, n, C) of f, x, post, comb and bias, as in hc_post, and y (T, C) of out and weights (T, n).
+    """Write out (T, n, C) of f, x, post, comb, bias, as in hc_post, and y (T, C) of out and weights (T, n).
 
-    weights and y may be None.
-    Of out there are sums over `chunk` columns of each stream: partials (T, splits, M) = out fn', and squares
-    (T, splits).
-
-    split is fn in parts, as `hc_boundary_split` has them, M at most block_m.
+    weights and y may be None.  partials (T, splits, M) and squares (T, splits) are sums of out fn' and of the
+    squares of out over `chunk` columns of each stream.  split holds the parts of fn as `hc_boundary_split`
+    writes them, with M at most block_m.
     """
     rows, n, columns, splits, chunk, width, block_m, x_parts, parts, transposed, how, interpret = facts
     tokens = x.size(0)
@@ -137,7 +135,7 @@ def hc_boundary_forward(
     hl.specialize((partials.stride(), squares.stride()))
     for tile_s, tile_m, tile_t in hl.tile([splits, rows, tokens], block_size=[1, block_m, None]):
         s = tile_s.begin
-        # in registers over all columns: of 4 streams 24 loads a thread and step less
+        # they stay in registers over all columns: with 4 streams a thread loads 24 numbers less a step
         kept = weights_of(post, comb, weights, tile_t, n, transposed)
         total = hl.zeros([tile_t, tile_m], dtype=torch.float32)
         square = hl.zeros([tile_t], dtype=torch.float32)

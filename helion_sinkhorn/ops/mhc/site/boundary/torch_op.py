@@ -1,10 +1,10 @@
 """The torch operator of hc_boundary, for calls that its kernel computes; others are made of its parts.
 
-`helion_sinkhorn::hc_boundary` returns (streams, y, pre, post, comb, mixes, norms): the new streams, and of
-them what `helion_sinkhorn::hc_site` returns.  `hc_boundary_backward` returns (df, dx, dpost, dcomb, dfn,
-dbase and dscale one after the other, dweights, the gradient of y_norm_weight), an empty tensor for each that
-is not `wanted`, and with `own` for dweights, as in hc_site.  Which launches make them, boundary.launch and
-boundary.backward decide.
+`helion_sinkhorn::hc_boundary` returns (streams, y, pre, post, comb, mixes, norms): the new streams, and what
+`helion_sinkhorn::hc_site` makes of them.  `hc_boundary_backward` returns (df, dx, dpost, dcomb, dfn, dbase
+and dscale in one tensor, dweights, the gradient of y_norm_weight).  Those that are not `wanted` are empty
+tensors, and so is dweights with `own`, as in hc_site.  boundary.launch and boundary.backward decide which
+launches make them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _launch():
 
 @functools.cache
 def _launch_backward():
-    """The launcher of the backward, likewise."""
+    """The launcher of the backward, imported by the first call that needs it."""
     from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
 
     return ways
@@ -71,7 +71,7 @@ def _keep(ctx, inputs, output):
 def backward(dstreams, dy, dpre, dpost, dcomb, f, x, post, comb, bias, *given, over=False):
     """(df, dx, dpost, dcomb, dfn, dbase and dscale, dweights, the gradient of y_norm_weight).
 
-    With `over` dstreams may be written over.
+    `over` allows to write over dstreams.
     """
     upstream, kept = (dstreams, dy, dpre, dpost, dcomb), given[:8]
     own, *constants, wanted = given[8:]
@@ -108,7 +108,7 @@ def _gradient(ctx, dstreams, *others):
     of_update, given_f = of_post.with_bias(needed, f, x)
     update = given_f, x, post, comb
     if all(t is None for t in upstream[1:]):
-        # nothing comes back through the collapse and the projection
+        # no gradient comes back through the collapse and the projection
         given = upstream[0], *update
         run = of_post.HcPostBackward.apply if differentiates(*given) else of_post.call_backward
         found = run(*given, bias, SiteOptions(*ctx.constants).comb_order, "helion", of_update)

@@ -11,10 +11,10 @@ from helion_sinkhorn.runtime.device_math import multiply_add
 
 
 def by_thread(value, interpret):
-    """The columns of a block, WIDTH of them, as eight (tile, 4) tensors: one for each column of four threads.
+    """The WIDTH columns of a block as eight (tile, 4) tensors, one for each column that a thread holds.
 
-    A thread of a matrix product's result has columns 8 j + 2 q + k of its rows, j of 4, k of 2 and q its
-    own: so taken apart, a block stays where it is.
+    In the result of a matrix product four threads share a row, and thread q holds its columns 8 j + 2 q + k
+    for 4 values of j and 2 of k.  Split in this way, a block stays in the registers where it is.
     """
     if interpret:  # the last block is narrower there
         value = torch.nn.functional.pad(value, (0, WIDTH - value.size(1)))
@@ -24,9 +24,10 @@ def by_thread(value, interpret):
 
 
 def with_products(total, a, b, how):
-    """Four threads' sums with products of columns added, as `by_thread` has them, one after another.
+    """Add the products of columns to the sums of four threads one after another, as `by_thread` splits them.
 
-    By an instruction each: what a compiler fuses into a sum depends on the place in the block.
+    Each addition is an instruction written out, since what a compiler fuses into a sum depends on the place
+    in the block.
     """
     for left, right in zip(a, b, strict=True):
         total = multiply_add(left, right, total, how)
@@ -34,7 +35,7 @@ def with_products(total, a, b, how):
 
 
 def whole_sum(sums):
-    """The sum (tile,) of four threads' (tile, 4), in an order of its own."""
+    """The sum (tile,) of four threads' sums (tile, 4), in a fixed order."""
     even, odd = hl.split(sums.reshape(sums.size(0), 2, 2))
     return add_up(even) + add_up(odd)
 
@@ -45,10 +46,10 @@ def add_up(pair):
 
 
 def through_norm(du, y_weight, factors, weights, stored, place, dtype, how):
-    """The gradient of y in float32, of du after its norm: y is made again, rounded to `dtype` as it was.
+    """The gradient of y in float32 from du, the gradient of its norm's result.
 
-    With v = r y it is r (h - v mean(h v)), h = y_weight du.  Every sum of products is an instruction, for the
-    same bits in any place of a block.
+    y is computed again and rounded to `dtype` as it was.  With v = r y the gradient is r (h - v mean(h v)),
+    h = y_weight du.  Every sum of products is an instruction, for the same bits in any place of a block.
     """
     tile_t, _, tile_c = place
     y = stored[0] * 0.0
@@ -62,7 +63,7 @@ def through_norm(du, y_weight, factors, weights, stored, place, dtype, how):
 
 
 def made_again(given, olds, coefficients, n, dtype, how):
-    """The new streams of a block as they are stored, in float32, of f + bias and the old streams."""
+    """The new streams of a block from f + bias and the old streams, rounded as stored, in float32."""
     _, post, comb, *_ = coefficients
     return [
         mixed(given, olds, [post[o], *[comb[i][o] for i in range(n)]], how).to(dtype).to(torch.float32)

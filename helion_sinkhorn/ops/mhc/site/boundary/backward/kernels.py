@@ -1,8 +1,8 @@
 """The Helion kernel bodies of hc_boundary's backward.
 
-    streams       some tokens and a chunk of columns of all streams: df, dx, and sums over the chunk
-    sums          the chunks in their order: dpost, dcomb and the gradient of the collapse's weights
-    projection    a block of columns of a stream for a share of the tokens: dfn of that share
+    streams       df, dx, and sums over a chunk of columns, for some tokens and that chunk of all streams
+    sums          dpost, dcomb and the gradient of the collapse's weights: the chunks added in their order
+    projection    dfn of a share of the tokens, for a block of columns of a stream
 
 The gradient of the new streams stays in registers, in float32.
 """
@@ -35,11 +35,11 @@ from helion_sinkhorn.runtime.space import power_of_two
 
 
 def take_gradients(tensors, upstream, coefficients, news, sums, place, facts):
-    """The gradient of each new stream in float32, (tile_t, tile_c), and sums with the products for dweights.
+    """Return the gradient of each new stream in float32, (tile_t, tile_c), and add products for dweights.
 
     G_o = dX'_o + weights_o dy + g fn_o + norm X'_o
 
-    `news` are the new streams, or None: then they are loaded.
+    `news` are the new streams; if it is None, they are loaded.
     """
     dstreams, dy, y_weight, streams, split, of_weights = tensors
     norm, _, _, weights, factors = coefficients
@@ -52,7 +52,7 @@ def take_gradients(tensors, upstream, coefficients, news, sums, place, facts):
             news = [hl.load(streams, [tile_t, o, tile_c]).to(torch.float32) for o in range(n)]
         collapsed = through_norm(dy, y_weight, factors, weights, news, place, streams.dtype, how)
     elif dy is not None:
-        # hl.load: in a helper Helion takes an index for an operation on the host
+        # hl.load: inside a helper Helion takes indexing for an operation on the host
         collapsed = hl.load(dy, [tile_t, tile_c]).to(torch.float32)
     if dy is not None and of_weights is not None:
         of_collapse = by_thread(collapsed, interpret)
@@ -78,7 +78,7 @@ def take_gradients(tensors, upstream, coefficients, news, sums, place, facts):
 def give_to_streams(x, dx, of_comb, gs, columns, comb, olds, sums, place, facts):
     """Store dx of a block, and return sums with its products for dcomb, in the order of comb's entries.
 
-    Each if there is room for it.  `olds` are the old streams, or None: then they are loaded.
+    What has no tensor to be stored in is left out.  `olds` are the old streams; if None, they are loaded.
     """
     tile_t, _, tile_c = place
     n, _, _, transposed, how, interpret = facts
@@ -97,7 +97,7 @@ def give_to_streams(x, dx, of_comb, gs, columns, comb, olds, sums, place, facts)
 
 
 def give_to_output(f, bias, df, of_post, gs, columns, post, given, sums, place, facts):
-    """Store df of a block, and return sums with its products for dpost, each if there is room for it."""
+    """Store df of a block, and return sums with its products for dpost; either may have no tensor."""
     tile_t, _, tile_c = place
     n, _, _, _, how, interpret = facts
     if df is not None:
@@ -112,7 +112,7 @@ def give_to_output(f, bias, df, of_post, gs, columns, post, given, sums, place, 
 
 
 def take_back(tensors, update, upstream, coefficients, sums, place, again, facts):
-    """Store df and dx of a block, and return its sums for dpost, dcomb and dweights, those of each joined."""
+    """Store df and dx of a block, and return its sums for dpost, dcomb and dweights, a joined tensor each."""
     f, x, bias, df, dx, of_post, of_comb = update
     _, post, comb, *_ = coefficients
     n, _, _, _, how, interpret = facts
@@ -130,7 +130,7 @@ def take_back(tensors, update, upstream, coefficients, sums, place, again, facts
 
 
 def store_sums(partials, s, tile_t, total, count):
-    """Sums over chunk s, in partials (T, splits, count) if there are any."""
+    """Store the sums over chunk s in partials (T, splits, count), if there are partials."""
     if partials is None:
         return
     for k, part in enumerate(parted(total, power_of_two(count))[:count]):
@@ -138,7 +138,7 @@ def store_sums(partials, s, tile_t, total, count):
 
 
 def coefficients_at(along, post, comb, weights, factors, tile_t, n, transposed):
-    """along, post, comb by input stream and then by output stream, weights, factors: (tile,) in float32."""
+    """along, post, comb, weights and factors as (tile,) in float32; comb by input, then by output stream."""
     return (
         hl.load(along, [tile_t]),
         [coefficient(post, tile_t, o) for o in range(n)],
@@ -170,17 +170,17 @@ def hc_boundary_backward(
     of_weights: torch.Tensor | None,
     facts: hl.constexpr,
 ):
-    """df (T, C) and dx (T, n, C), and sums over `chunk` columns each: with
-
+    """Write df (T, C), dx (T, n, C) and sums over `chunk` columns each: with
         G_o = dX'_o + weights_o dy + (g fn)_o + along X'_o,
         of_post_o = <G_o, f + bias>,  of_comb_io = <x_i, G_o>,  of_weights_o = <X'_o, dy>
 
     of_post and of_weights are (T, splits, n), of_comb (T, splits, n n), and each of the five may be None.
-    g (T, parts, M) and along (T,) are as in hc_mixes.  split is fn in parts, M at most block_m: those of all
-    streams `together` in one chain of matrix products, as `hc_boundary_split` has them, or (M, parts, n, C).
-    With y_weight (C,) dy is the gradient behind a norm, whose factors (T, 2) are r and mean(h v) of each
-    token (`hc_pre_normed_backward`); of_weights is None then.  Made `again`, X' is not read; its bits are
-    the same.
+    g (T, parts, M) and along (T,) are as in hc_mixes.  split holds the parts of fn, with M at most block_m:
+    as `hc_boundary_split` writes them where one chain of matrix products takes all streams `together`, and
+    otherwise as (M, parts, n, C).
+    With y_weight (C,) dy is the gradient of a norm's result, whose factors (T, 2) are r and mean(h v) of each
+    token (`hc_pre_normed_backward`); of_weights is None then.  With `again` X' is computed again instead of
+    read, with the same bits.
     """
     (
         rows, n, columns, splits, chunk, width, block_m, parts, together, again, transposed, how, interpret,
@@ -188,7 +188,7 @@ def hc_boundary_backward(
     tokens = x.size(0)
     hl.specialize((streams.stride(), split.stride(), f.stride(), x.stride(), post.stride(), comb.stride()))
     hl.specialize((g.stride(), weights.stride()))
-    # assigned: alone under an `if` it would leave the block empty
+    # assigned to a name: Helion would drop the bare call and leave the block of the `if` empty
     if df is not None:
         _df = hl.specialize(df.stride())
     if dx is not None:
@@ -237,9 +237,9 @@ def hc_boundary_sums(
     dweights: torch.Tensor | None,
     facts: hl.constexpr,
 ):
-    """dpost (T, n), dcomb (T, n n) and dweights (T, n) from the chunks, added in their order.
+    """Write dpost (T, n), dcomb (T, n n) and dweights (T, n), the chunks added in their order.
 
-    Each unless it is None.
+    Each of them may be None.
     """
     (splits,) = facts
     if dpost is not None:
@@ -262,7 +262,7 @@ def hc_boundary_sums(
 
 
 def hc_boundary_projection(g: torch.Tensor, streams: torch.Tensor, dfn: torch.Tensor, facts: hl.constexpr):
-    """dfn (shares, M, n, C) = g' X' over the tokens of each share, a multiple of `unit`."""
+    """Write dfn (shares, M, n, C) = g' X' over the tokens of each share, a multiple of `unit`."""
     rows, n, columns, shares, unit, block_m, x_parts, parts, interpret = facts
     tokens = streams.size(0)
     share = (tokens + shares * unit - 1) // (shares * unit) * unit

@@ -1,4 +1,4 @@
-"""From tensors to the launches of hc_boundary's backward: one pass over the streams, or that of its parts."""
+"""From tensors to the launches of hc_boundary's backward in one pass over the streams."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from helion_sinkhorn.runtime.wanted import Some, room_for
 
 BACKWARD, SUMS, PROJECTION = "hc_boundary_backward", "hc_boundary_sums", "hc_boundary_projection"
 SECOND = "hc_boundary_second"
-"""The pass where another one over the streams and dy comes first, and makes what their collapse needs."""
+"""The pass after another one over the streams and dy, which makes what the gradient of the collapse needs."""
 
 
 BODIES = "helion_sinkhorn.ops.mhc.site.boundary.backward.kernels"
@@ -47,12 +47,12 @@ def backward_facts(
 
 
 def sums_facts(chosen: Chosen, call: SiteCall, *values: Any) -> tuple[Any, ...]:
-    """The same of SUMS."""
+    """What the body of SUMS takes after its tensors."""
     return (-(-call.columns // CHUNK),)
 
 
 def projection_facts(chosen: Chosen, call: SiteCall, precision: str, shares: int) -> tuple[Any, ...]:
-    """The same of PROJECTION."""
+    """What the body of PROJECTION takes after its tensors."""
     mixes = call.mixes
     return (
         mixes.m, call.n, call.columns, shares, mixes_launch.SHARE, mixes.block_m, mixes.x_parts, mixes.parts,
@@ -78,11 +78,11 @@ class Pass(NamedTuple):
     call: SiteCall
     comb_order: str
     norm: tuple[torch.Tensor, torch.Tensor] | None = None
-    """The weight of a norm that dy comes after, and the factors of its gradient."""
+    """The weight of the norm whose result has the gradient dy, and the factors of its gradient."""
     again: bool = False
-    """Whether the new streams are made again, from the old ones and f, and not read."""
+    """Whether the new streams are computed again from the old ones and f instead of read."""
     into: Some = None
-    """Memory for dx, contiguous; that of dstreams, maybe: a program has read what it writes over."""
+    """Contiguous memory for dx; it may be that of dstreams, since a program reads before it writes."""
 
     def as_chosen(self, streams: torch.Tensor, choices: Choices) -> tuple[Pass, bool]:
         """This pass in the variant chosen for its kernel, and whether fn's parts are `together` there."""
@@ -104,7 +104,7 @@ def gradients(
     wanted: Sequence[bool] = (True,) * 5,
     choices: Choices = NO_CHOICES,
 ) -> tuple[Some, ...]:
-    """(df, dx, dpost, dcomb, dweights) of the tensors that `one_pass` takes, tokens one after the other."""
+    """(df, dx, dpost, dcomb, dweights) of the tensors that `one_pass` takes, flat in their tokens."""
     if not any(wanted):
         return (None,) * 5
     *_, post, comb, weights = given
@@ -119,14 +119,14 @@ def one_pass(
     wanted: Sequence[bool] = (True,) * 5,
     choice: Choice | None = None,
 ) -> tuple[Some, ...]:
-    """(df, dx, of_post, of_comb, of_weights), the last three as the kernel has them.
+    """(df, dx, of_post, of_comb, of_weights), the last three as the kernel writes them.
 
-    Each unless it is not wanted.
+    What is not wanted is None.
 
     Args:
         given: (dstreams, dy, g, along, streams, split, f, x, bias, post, comb, weights).  split is what
-            `parts_of_fn` makes: its layout, as `again`, decides how products with fn are made, and not the
-            config, since the default may take the place of one that is refused.
+            `parts_of_fn` makes.  Its layout and `again` decide how products with fn are made; the config
+            does not, since the default may replace one that is refused.
     """
     f, x = given[6:8]
     call = pass_of.call
@@ -154,7 +154,7 @@ def summed(
     like: Tensors,
     choice: Choice | None = None,
 ) -> tuple[Some, ...]:
-    """(dpost (T, n), dcomb (T, n n), dweights (T, n)) of the dtypes of `like`, of the partial sums given."""
+    """(dpost (T, n), dcomb (T, n n), dweights (T, n)) from partial sums, in the dtypes of `like`."""
     tokens = len(like[0])
     partials = of_post, of_comb, of_weights
     made = tuple(

@@ -1,4 +1,4 @@
-"""The configs of hc_boundary's backward taken untuned, and what the tuner tries."""
+"""The default configs of hc_boundary's backward, and the configs that the tuner tries."""
 
 from __future__ import annotations
 
@@ -9,34 +9,38 @@ from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.space import Grid, Items, power_of_two
 
 CHUNK = 512
-"""Columns of each stream that one program adds up: fixed, so that a token's bits are those of any batch.
+"""Columns of each stream that one program adds up: fixed, so that a token's bits are the same in any batch.
 
-4 x 4096 columns: the partial sums are 768 bytes a token, written and read, of 155 KB in all, and 8192 tokens
-make 1024 programs, four for each place on an H200.
+With 4 x 4096 columns the partial sums of a token are 768 bytes, which are written and read, of 155 KB that
+move in all; 8192 tokens make 1024 programs, four times what an H200 runs at once.
 """
 TOGETHER, APART = (("together", True),), (("together", False),)
-"""One chain of products for all streams, or one for each: on sm_100 they spill 592 bytes and 72."""
+"""One chain of products for all streams, or one for each: compiled for sm_100 they spill 592 and 72 bytes."""
 
 STORED, AGAIN = (("again", False),), (("again", True),)
-"""The new streams are read, or made again from the old ones and f: 15 S are moved instead of 19 S."""
+"""The new streams are read, or computed again from the old ones and f.
+
+With S the bytes of one stream of a token, computing them again moves 15 S instead of 19 S.
+"""
 
 
 def backward_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
     if device.vendor == "amd":
-        # gfx950, 4 streams, bfloat16: 254 registers and 1569 instructions, apart 364 and 2511.  With four
-        # warps float32 takes 314, and a gfx942 spills 7 of three streams
+        # compiled for gfx950, 4 streams in bfloat16 take 254 registers and 1569 instructions, with a chain
+        # for each stream 364 and 2511.  With four warps float32 takes 314, and three streams spill 7 (gfx942)
         return config(64, 8 if call.dtype == "float32" or power_of_two(call.n) != call.n else 4, 1), TOGETHER
-    # sm_90, 4 streams, bfloat16: 255 registers, of which Triton 3.6 spills 4 and 3.9 32, two programs a
-    # multiprocessor; eight warps would take half as many instructions again for the same block.  In float32,
-    # and where columns move one by one, they spill less: 40 bytes for 320, and 32 for 360
+    # compiled for sm_90, 4 streams in bfloat16 take 255 registers (Triton 3.6 spills 4 and 3.9 32), so that
+    # a multiprocessor has two programs; eight warps need half as many instructions again for the same block.
+    # In float32 eight warps spill less, 40 bytes instead of 320, and so they do where columns are moved one
+    # by one, 32 instead of 360
     return config(64, 8 if call.dtype == "float32" or call.columns % 8 else 4, 2), APART
 
 
 def backward_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
-    """Every config may be tried: the order in which columns are added up does not depend on it.
+    """Every config may be tried, since the order in which columns are added up does not depend on it.
 
-    An H200 needs a step in flight (485 us of 8192 x 4096 instead of 1124), and 128 tokens a program are
-    slower (561); a config takes 20 s to compile.
+    On an H200 8192 x 4096 take 485 us with a step loaded ahead, 1124 us without, and 561 us with 128 tokens
+    a program; a config takes 20 s to compile.
     """
     sizes, stages = ((64, 4), (64, 8), (128, 8)), (1, 2)
     if device.vendor == "nvidia":
@@ -75,7 +79,7 @@ def sums_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
 
 
 def fewest_tokens(call: SiteCall, device: Device) -> int:
-    """As many as fill a warp with 16 bytes a thread of dcomb."""
+    """As many tokens as fill a warp, with 16 bytes of dcomb a thread."""
     return max(1, 4 * device.warp_size // power_of_two(call.n * call.n))
 
 

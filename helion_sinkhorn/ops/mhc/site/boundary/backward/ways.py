@@ -1,4 +1,4 @@
-"""The ways that hc_boundary's backward goes: one pass over the streams, by itself or second, or its parts."""
+"""The ways to compute hc_boundary's backward: one pass over the streams, two passes, or its parts."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ H200, us of 8192 tokens of V4 and V4.1 with a norm: 4 x 4096 columns 852 and 848
 4 x 7168 1378 and 1372, in parts 1574 and 1571.
 """
 LARGEST = 1 << 62
-"""A batch beyond every tuned one: look-up answers with the largest."""
+"""A batch larger than every tuned one, for which the look-up finds the config of the largest."""
 
 
 class Asked(NamedTuple):
-    """A backward: what is given, and what is wanted of it."""
+    """The arguments of a backward, and which results are wanted."""
 
     upstream: tuple[Some, ...]
-    """(dstreams, dy, dpre, dpost, dcomb), each may be None."""
+    """(dstreams, dy, dpre, dpost, dcomb), each of which may be None."""
     given: Tensors
     """(f, x, post, comb, weights, fn, scale, base, y_norm_weight, streams, mixes, norms)."""
     bias: Some
     own: bool
-    """Whether the weights are the site's, as in V4: their gradient goes on to the mixes."""
+    """Whether the weights are the site's own pre, as in V4, whose gradient flows into the mixes."""
     constants: tuple[object, ...]
     wanted: Sequence[bool] = (True,) * 8
-    """Which results; None stands for each other."""
+    """Which results are wanted; the others are None."""
     over: bool = False
     """Whether dstreams may be written over."""
 
@@ -69,8 +69,8 @@ def backward(asked: Asked) -> tuple[Some, ...]:
 def is_faster(call: SiteCall, x: torch.Tensor, second: bool) -> bool:
     """Whether the one pass, alone or second, is faster where all its kernels were timed on this device.
 
-    The largest timed batch answers for all: one pass rounds dx elsewhere than the parts, and a token's
-    gradients must not depend on how many others there are.
+    The largest timed batch decides for every batch: one pass rounds dx at another place than the parts do,
+    and a token's gradients must not depend on the number of tokens.
     """
     if second and call.columns < SECOND_FROM:
         return False
@@ -79,11 +79,11 @@ def is_faster(call: SiteCall, x: torch.Tensor, second: bool) -> bool:
 
 
 def in_parts(asked: Asked) -> tuple[Some, ...]:
-    """The backward of hc_site, and then that of hc_post; results as of `backward`."""
+    """The backward of hc_site, and then that of hc_post; the results are as in `backward`."""
     upstream, given, bias, own, constants, wanted, over = asked
     f, x, post, comb, weights, fn, scale, base, y_norm_weight, streams, mixes, norms = given
     site = streams, fn, scale, base, weights, y_norm_weight, mixes, norms, own
-    # a df that is summed for the bias comes of a gradient that nothing has rounded yet
+    # where df is summed for the gradient of the bias, nothing may have rounded the gradient of the streams
     dtype = torch.float32 if f.dtype.itemsize > x.dtype.itemsize else x.dtype
     of_update, of_site = wanted[:4], (any(wanted[:4]), *wanted[4:])
     into = upstream[0] if over and upstream[0].dtype == dtype else None
@@ -96,10 +96,10 @@ def in_parts(asked: Asked) -> tuple[Some, ...]:
 
 
 def in_one_pass(asked: Asked, choices: Choices = NO_CHOICES) -> tuple[Some, ...]:
-    """The same with one reading of the streams for everything but dfn.
+    """The results of `backward`, with the streams read once for everything but dfn.
 
-    Where the weights of the collapse are the site's own, or a norm follows it, another reading comes first.
-    `choices` of KERNELS, by name, replace the stored ones.
+    Where the weights of the collapse are the site's own, or a norm follows it, they are read once more
+    before.  `choices` of KERNELS, by name, replace the stored ones.
     """
     upstream, given, bias, own, constants, wanted, over = asked
     dstreams, dy, *of_coefficients = upstream
@@ -139,7 +139,8 @@ def in_one_pass(asked: Asked, choices: Choices = NO_CHOICES) -> tuple[Some, ...]
     dpost, dcomb, of_collapse = (
         view_as(t, like) for t, like in zip(rest, (post, comb, weights), strict=True)
     )
-    # no view of what is written over: nobody knows who else has its memory (`own_gradient`)
+    # memory that is written over is returned as it is, not as a view, whose other owners would be unknown
+    # (`own_gradient`)
     dx = view_as(dx, x) if into is None else into
     dweights = view_as(dweights, weights) if second else of_collapse
     return view_as(df, f), dx, dpost, dcomb, dfn, sums, dweights, dnorm
@@ -154,9 +155,9 @@ def before_the_pass(
     call: SiteCall,
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Some, Some, tuple[torch.Tensor, torch.Tensor] | None]:
-    """(dweights, the gradient of y_norm_weight, `Pass.norm`) of streams (T, n, C).
+    """(dweights, the gradient of y_norm_weight, `Pass.norm`) from streams (T, n, C).
 
-    `wanted` are dy after the norm, and the two gradients.
+    `wanted` says which of three are needed: the factors of the norm's gradient, and the two gradients.
     """
     of_y, of_weights, of_norm = wanted
     if y_norm_weight is None:
@@ -170,5 +171,5 @@ def before_the_pass(
 
 
 def view_as(t: Some, like: torch.Tensor) -> Some:
-    """A result in the shape of what it is the gradient of."""
+    """A result in the shape of the tensor whose gradient it is."""
     return None if t is None else t.view(like.shape)
