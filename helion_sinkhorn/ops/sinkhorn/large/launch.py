@@ -60,9 +60,9 @@ def padded(k: int) -> int:
     return kept_entries(k, "helion")
 
 
-def launches_of(eps: float, m: int) -> Any:
-    """The module that launches the iterations of matrices whose lead lines have m entries."""
-    return wide_launch if m > LONGEST else eps_launch if eps else log_launch
+def launches_of(eps: float, wide: bool) -> Any:
+    """The module that launches the iterations."""
+    return wide_launch if wide else eps_launch if eps else log_launch
 
 
 def forward(
@@ -76,9 +76,13 @@ def forward(
     keep: bool,
     out_dtype: torch.dtype,
     choices: Choices = NO_CHOICES,
+    longest: int = LONGEST,
 ) -> tuple[torch.Tensor, ...]:
     """P, f, g, and of every iteration f above base, base, g and rest, or u and v with eps and one base; the
-    contract is eager.forward's."""
+    contract is eager.forward's.
+
+    `longest` is the length of lead lines beyond which an iteration takes two reads.
+    """
     results = empty_results(logits, n_iters, eps, keep, "helion", out_dtype)
     if not logits.numel():
         return results
@@ -92,7 +96,7 @@ def forward(
         count = kept_vectors(min(3, n_iters), eps, "helion")
         vectors = (x.new_empty(count, batch, padded(k), dtype=torch.float32) for k in (n, m))
     of = state(vectors, n, m, temperature, log_r, log_c, eps)
-    iterations = launches_of(eps, m).iterations
+    iterations = launches_of(eps, m > longest).iterations
     for part in groups(x):
         iterations(Calls(x[part], choices), of.of(part), n_iters)
     last, calls = place(n_iters - 1, len(of.fs)), Calls(x, choices)
@@ -138,6 +142,7 @@ def backward(
     first: str,
     temperature: float,
     choices: Choices = NO_CHOICES,
+    longest: int = LONGEST,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of the logits and of both marginals; the contract is eager.backward's."""
     gradients = empty_gradients(logits, log_rows)
@@ -170,7 +175,8 @@ def backward(
     rows, columns = (
         x.new_empty((len(of.fs), batch, padded(k)), dtype=torch.float32)[..., :k] for k in (n, m)
     )
-    taken_back = launches_of(eps, m).taken_back
+    wide = m > longest
+    taken_back = launches_of(eps, wide).taken_back
     for part in groups(x):
         own = over_f[part], over_g[part]
         taken_back(Calls(x[part], choices), of.of(part), dy[part], own, rows[:, part], columns[:, part])
@@ -185,7 +191,7 @@ def backward(
     first_r = torch.zeros_like(log_r) if eps else times(log_r, factor)
     # rounded once, when it has its scale again
     into = dx if scaled_by is None else torch.empty_like(dx, dtype=torch.float32)
-    name = f"sinkhorn_large_{'wide_gradient' if m > LONGEST else 'gradient'}"
+    name = f"sinkhorn_large_{'wide_gradient' if wide else 'gradient'}"
     Calls(x, choices).launch(
         name, x, dy, of.scale, first_r, own_f, of.rests[-1], of.base, times(of.fs[0], factor), bases, base_f,
         *others, rows[0], into,
