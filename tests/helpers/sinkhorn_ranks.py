@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 from unittest import mock
 
@@ -11,6 +12,7 @@ from autograd_calls import randn
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from helion_sinkhorn import sinkhorn, sinkhorn_potentials
+from helion_sinkhorn.ops.sinkhorn.large import launch
 from helion_sinkhorn.recipes import sinkhorn_knopp_teacher
 
 SHARED = (0.5, torch.float64), (0.1, torch.float64), (0.5, torch.float32)
@@ -137,6 +139,20 @@ def of_dtensors(mesh: Any) -> dict[Any, Any]:
 def of_teacher(mesh: Any) -> torch.Tensor:
     x = part_of(logits()[0], 0.1, mesh.get_rank(), 0)
     return sinkhorn_knopp_teacher(x, 0.1, 3, group=mesh.get_group())
+
+
+LAUNCHED = tuple(itertools.product(FIRSTS, ("log", "deepseek"), (1, 4)))
+
+
+def of_launches(mesh: Any) -> dict[Any, tuple[torch.Tensor, ...]]:
+    """(P, f, g) of this process's rows by the kernels, as Helion's reference mode runs them."""
+    x, found = part_of(logits().float(), 0.1, mesh.get_rank()), {}
+    shared = {"groups": [mesh.get_group().group_name], "lines": N}
+    for first, form, n_iters in LAUNCHED:
+        eps, temperature = (0.0, 0.5) if form == "log" else (1e-6, 1.0)
+        given = x, None, None, n_iters, eps, first, temperature, False, torch.float32
+        found[first, form, n_iters] = launch.forward(*given, **shared)[:3]
+    return found
 
 
 def of_refusals(mesh: Any) -> dict[str, str]:

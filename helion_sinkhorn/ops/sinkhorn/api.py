@@ -97,7 +97,8 @@ def sinkhorn(
         group: a torch.distributed.ProcessGroup whose ranks each have some rows of every matrix, at least one,
             and all columns.  Marginals are of these rows and of all columns, both or none.  A DTensor of
             matrices beyond 128 whose rows or columns are sharded needs none.  The loss is the sum of the
-            ranks' losses.  In PyTorch, with the exact gradient.
+            ranks' losses.  In PyTorch, with the exact gradient; on GPUs by the kernels if no rank needs one,
+            without marginals.
 
     Returns:
         P (..., n, m), non-negative.  Columns (rows for first="cols") sum to one up to eps, or to their
@@ -145,6 +146,7 @@ def sinkhorn(
     register_sharding_for(logits)
     own_eps = eps if form == "deepseek" else 0.0
     if parts is not None:
+        serves = "helion" if parts.by_kernels else "pytorch"
         p = marginals.run(logits, of, n_iters, own_eps, first, serves, dtype, parts.groups, parts.lines)[0]
         return parts.whole(p)
     if of.has_marginals or (options is None and is_large(logits, n_iters, own_eps)):

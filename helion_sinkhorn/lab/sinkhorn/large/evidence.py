@@ -22,7 +22,8 @@ from helion_sinkhorn.runtime.launch import NO_CHOICES
 
 PREFIX = "sinkhorn_large_"
 ADJOINTS = {"sums", "turn", "back", "gather", "gradient", "wide_gradient", "eps_sums", "eps_turn", "eps_back"}
-FORWARD = tuple(name for name in KERNELS if name.removeprefix(PREFIX) not in ADJOINTS)
+BOTH = {"wide_rows", "wide_columns"}
+"""Products of either way."""
 GRADIENTS = "dX", "drows", "dcolumns"
 JUDGED_ROWS = 32
 """Rows of the matrices by which kernels of long lines are tested: float64 of whole ones takes 40 GB."""
@@ -173,6 +174,11 @@ def alone(name: str) -> Alone:
     return Alone(operands, run_it)
 
 
+def results_of(kernel: str) -> tuple[str, ...]:
+    """The results that show what a kernel did."""
+    return RESULTS if kernel in BOTH else GRADIENTS if kernel in ADJOINTS else ("P",)
+
+
 def call_public(workload: LargeWorkload, empty: Callable[..., torch.Tensor]) -> None:
     sizes = workload.batch, workload.n, workload.m
     sinkhorn(empty(*sizes, dtype=workload.dtype), implementation="helion", **workload.options)
@@ -182,7 +188,7 @@ EVIDENCE = Evidence(
     "sinkhorn_large",
     LargeWorkload,
     KERNELS,
-    {name: ("P",) if name in FORWARD else GRADIENTS for name in KERNELS},
+    {name: results_of(name.removeprefix(PREFIX)) for name in KERNELS},
     kernel_calls,
     of_call,
     lambda workload: RESULTS[:2] if workload.eps else RESULTS,

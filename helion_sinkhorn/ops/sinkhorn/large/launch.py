@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.large import eps_launch, log_launch, sides, wide_launch
 from helion_sinkhorn.ops.sinkhorn.large.calls import KERNELS, Calls, State, call_for, place
+from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks, ranks_of
 from helion_sinkhorn.ops.sinkhorn.large.sides import (
     LONGEST,
     empty_gradients,
@@ -30,7 +31,7 @@ GROUP_BYTES = 32 << 20
 
 
 def marginals_of(
-    x: torch.Tensor, log_r: torch.Tensor | None, log_c: torch.Tensor | None
+    x: torch.Tensor, log_r: torch.Tensor | None, log_c: torch.Tensor | None, ranks: Ranks = ALONE
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The logarithms of both marginals, (B, n) and (B, m), less that of the mass, and it, (B, 1); without
     any, of m / n and 1, and None.
@@ -39,9 +40,10 @@ def marginals_of(
     """
     batch, n, m = x.shape
     if log_r is None or log_c is None:
+        whole_n, whole_m = ranks.size(x)
         log_r, log_c = (
             x.new_full((k,), value, dtype=torch.float32).expand(batch, k)
-            for k, value in ((n, math.log(m / n)), (m, 0.0))
+            for k, value in ((n, math.log(whole_m / whole_n)), (m, 0.0))
         )
         return log_r, log_c, None
     log_r, log_c = log_r.float(), log_c.float()
@@ -77,11 +79,14 @@ def forward(
     out_dtype: torch.dtype,
     choices: Choices = NO_CHOICES,
     longest: int = LONGEST,
+    groups: Sequence[str] = (),
+    lines: int = 0,
 ) -> tuple[torch.Tensor, ...]:
     """P, f, g, and of every iteration f above base, base, g and rest, or u and v with eps and one base; the
     contract is eager.forward's.
 
-    `longest` is the length of lead lines beyond which an iteration takes two reads.
+    `longest` is the length of lead lines beyond which an iteration takes two reads.  Ranks of `groups` take
+    two, without marginals.
     """
     results = empty_results(logits, n_iters, eps, keep, "helion", out_dtype)
     if not logits.numel():
@@ -90,14 +95,15 @@ def forward(
         first, results, placed(logits), log_rows, log_columns
     )
     batch, n, m = x.shape
-    log_r, log_c, log_mass = marginals_of(x, *marginals)
+    ranks = ranks_of(groups, first, lines)
+    log_r, log_c, log_mass = marginals_of(x, *marginals, ranks)
     if not keep:
         # the first vectors and two places, one to read and one to write
         count = kept_vectors(min(3, n_iters), eps, "helion")
         vectors = (x.new_empty(count, batch, padded(k), dtype=torch.float32) for k in (n, m))
-    of = state(vectors, n, m, temperature, log_r, log_c, eps)
-    iterations = launches_of(eps, m > longest).iterations
-    for part in groups(x):
+    of = state(vectors, n, m, temperature, log_r, log_c, eps)._replace(ranks=ranks)
+    iterations = launches_of(eps, m > longest or bool(groups)).iterations
+    for part in together(x, ranks):
         iterations(Calls(x[part], choices), of.of(part), n_iters)
     last, calls = place(n_iters - 1, len(of.fs)), Calls(x, choices)
     f, g = of.fs[last], of.gs[last]
@@ -123,9 +129,10 @@ def state(
     )  # fmt: skip
 
 
-def groups(x: torch.Tensor) -> list[slice]:
-    """Which of (B, n, m) run all their iterations before the next ones begin: what fits into L2 together."""
-    step = max(1, GROUP_BYTES // (x.element_size() * x[0].numel()))
+def together(x: torch.Tensor, ranks: Ranks = ALONE) -> list[slice]:
+    """Which of (B, n, m) run all their iterations before the next ones begin: what fits into L2 together, on
+    all ranks the same."""
+    step = len(x) if ranks.groups else max(1, GROUP_BYTES // (x.element_size() * x[0].numel()))
     return [slice(k, k + step) for k in range(0, len(x), step)]
 
 
@@ -177,7 +184,7 @@ def backward(
     )
     wide = m > longest
     taken_back = launches_of(eps, wide).taken_back
-    for part in groups(x):
+    for part in together(x):
         own = over_f[part], over_g[part]
         taken_back(Calls(x[part], choices), of.of(part), dy[part], own, rows[:, part], columns[:, part])
     # the gradient takes back what the first row step left when it is made
