@@ -11,6 +11,9 @@ from autograd_calls import randn
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from helion_sinkhorn import sinkhorn, sinkhorn_potentials
+from helion_sinkhorn.ops.sinkhorn import distributed
+from helion_sinkhorn.ops.sinkhorn.large import launch
+from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
 from helion_sinkhorn.recipes import sinkhorn_knopp_teacher
 
 SHARED = (0.5, torch.float64), (0.1, torch.float64), (0.5, torch.float32)
@@ -137,6 +140,27 @@ def of_dtensors(mesh: Any) -> dict[Any, Any]:
 def of_teacher(mesh: Any) -> torch.Tensor:
     x = part_of(logits()[0], 0.1, mesh.get_rank(), 0)
     return sinkhorn_knopp_teacher(x, 0.1, 3, group=mesh.get_group())
+
+
+def of_teacher_on_gpus(mesh: Any, share: float) -> tuple[bool, torch.Tensor]:
+    """Whether kernels run, and the targets."""
+    x, group = part_of(logits()[0], share, mesh.get_rank(), 0).float().cuda(), mesh.get_group()
+    shared = distributed.shared(x, group, "cols", "auto", "exact", Transport(0.1))
+    return shared.by_kernels, sinkhorn_knopp_teacher(x, 0.1, 3, group=group).cpu()
+
+
+LAUNCHED = ("rows", "log", 3), ("cols", "log", 3), ("rows", "deepseek", 1), ("cols", "deepseek", 3)
+
+
+def of_launches(mesh: Any) -> dict[Any, tuple[torch.Tensor, ...]]:
+    """(P, f, g) of this process's rows by the kernels, as Helion's reference mode runs them."""
+    x, found = part_of(logits().float(), 0.1, mesh.get_rank()), {}
+    shared = {"groups": [mesh.get_group().group_name], "lines": N}
+    for first, form, n_iters in LAUNCHED:
+        eps, temperature = (0.0, 0.5) if form == "log" else (1e-6, 1.0)
+        given = x, None, None, n_iters, eps, first, temperature, False, torch.float32
+        found[first, form, n_iters] = launch.forward(*given, **shared)[:3]
+    return found
 
 
 def of_refusals(mesh: Any) -> dict[str, str]:

@@ -43,9 +43,9 @@ def choice(name: str, rows: int) -> Choice:
         pytest.param(16, 50, 1, "rows", False, torch.float32, 0.0, 16, marks=BY_NIGHT),
     ],
 )
-def test_values_and_gradients(n, m, n_iters, first, sides, dtype, eps, longest, monkeypatch):
-    monkeypatch.setattr(launch, "LONGEST", longest)
-    choices, batch = {name: choice(name, 16) for name in calls.KERNELS}, 2
+def test_values_and_gradients(n, m, n_iters, first, sides, dtype, eps, longest):
+    of_launches = {"choices": {name: choice(name, 16) for name in calls.KERNELS}, "longest": longest}
+    batch = 2
     temperature = 1.0 if eps else 0.5
     x, dy = (randn(batch, n, m, seed=seed, scale=2) for seed in (0, 1))
     if not eps:
@@ -61,13 +61,13 @@ def test_values_and_gradients(n, m, n_iters, first, sides, dtype, eps, longest, 
     made, true = (
         of.forward(*tensors[:3], n_iters, eps, first, temperature, True, out, **own)
         for of, tensors, out, own in (
-            (launch, (x, r, c), torch.float32, {"choices": choices}), (eager, wide, torch.float64, {}),
+            (launch, (x, r, c), torch.float32, of_launches), (eager, wide, torch.float64, {}),
         )
     )  # fmt: skip
     own, others = (
         of.backward(*tensors[3:], *tensors[:3], *kept[3:], eps, first, temperature, **more)
         for of, tensors, kept, more in (
-            (launch, (x, r, c, dy, df, dg), made, {"choices": choices}), (eager, wide, true, {}),
+            (launch, (x, r, c, dy, df, dg), made, of_launches), (eager, wide, true, {}),
         )
     )  # fmt: skip
     for a, b in zip((*made[:3], *own), (*true[:3], *others), strict=True):
@@ -78,15 +78,14 @@ def test_values_and_gradients(n, m, n_iters, first, sides, dtype, eps, longest, 
 
 
 @pytest.mark.parametrize(("eps", "longest"), [(0.0, 8192), (1e-6, 8192), (0.0, 16)])
-def test_bits_do_not_depend_on_the_batch(eps, longest, monkeypatch):
-    monkeypatch.setattr(launch, "LONGEST", longest)
-    choices = {name: choice(name, 16) for name in calls.KERNELS}
+def test_bits_do_not_depend_on_the_batch(eps, longest):
+    own = {name: choice(name, 16) for name in calls.KERNELS}, longest
     x, dy = randn(2, 17, 40), randn(2, 17, 40, seed=1)
 
     def of(part):
-        p, *kept = launch.forward(x[part], None, None, 2, eps, "rows", 1.0, True, x.dtype, choices)
+        p, *kept = launch.forward(x[part], None, None, 2, eps, "rows", 1.0, True, x.dtype, *own)
         given = dy[part], None, None, x[part], None, None, *kept[2:]
-        return p, launch.backward(*given, eps, "rows", 1.0, choices)[0]
+        return p, launch.backward(*given, eps, "rows", 1.0, *own)[0]
 
     whole = of(slice(None))
     for k in range(2):

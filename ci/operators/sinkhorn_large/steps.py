@@ -1,4 +1,4 @@
-"""The log form of large matrices step by step in PyTorch, for correct implementations and for faults.
+"""Large matrices step by step in PyTorch, in both forms, for correct implementations and for faults.
 
 Rows are complete, columns are added up in parts, one a block of rows; the adjoint passes sums of lines from
 an iteration to the one before it, as docs/dev/math.md has it.
@@ -17,7 +17,7 @@ from ci.gate.columns import Change, at_once, same
 from ci.gate.wrong import Results
 from helion_sinkhorn import reference
 from helion_sinkhorn.lab.sinkhorn.large.budget import RESULTS
-from helion_sinkhorn.lab.sinkhorn.large.evidence import run
+from helion_sinkhorn.lab.sinkhorn.large.evidence import EVIDENCE, run
 from helion_sinkhorn.lab.sinkhorn.large.workloads import LargeWorkload
 
 Parts = Callable[[torch.Tensor, int], torch.Tensor]
@@ -48,14 +48,19 @@ class Steps:
     """Applied to the parts of the backward."""
     log_r: Change = same
     log_c: Change = same
+    most: Change = lambda x: x.amax(-2)
+    """What the columns' first sums are relative to."""
     stored: Change = same
-    """Applied to g, of each iteration."""
+    """Applied to g, of each iteration, or to v."""
     before: int = 1
-    """The P' that a backward takes back has g of so many iterations before."""
+    """The P' that a backward takes back has g, or v, of so many iterations before."""
     first_looks: int = 2
-    """How often the sums of the last columns' step are taken back."""
+    """How often the sums of the last columns' step are taken back; with eps what it leaves is added up, or
+    made of them."""
     last_look: bool = True
-    """Whether the first rows' step takes the sums of the gradient itself."""
+    """Whether the first rows' step takes the sums of the gradient itself; with eps it has no others."""
+    eps_back: float = 1.0
+    """The factor of what eps leaves of sums in the backward."""
     kept: Callable[[int], bool] = lambda t: True
     """Whether the gradient has the terms of an iteration, counted from the last one."""
     of_rows: Callable[[list[torch.Tensor]], torch.Tensor] = sum
@@ -64,15 +69,18 @@ class Steps:
     dtype: torch.dtype = torch.float32
 
     def __call__(self, w: LargeWorkload, x: torch.Tensor, *given: torch.Tensor) -> Results:
-        log_r, log_c, dy = (t.to(self.dtype) for t in given)
-        x = x.to(self.dtype)
-        if w.first == "rows":
-            p, dx, dr, dc = self.iterate(w.n_iters, x, log_r, log_c, dy)
+        *marginals, dy = (t.to(self.dtype) for t in given)
+        turned = w.first == "cols"
+        x, dy = (t.to(self.dtype).mT if turned else t.to(self.dtype) for t in (x, dy))
+        if w.eps:
+            found = self.with_eps(w.n_iters, w.eps, x, dy)
         else:
-            p, dx, dc, dr = self.iterate(w.n_iters, x.mT, log_c, log_r, dy.mT)
-            p, dx = p.mT, dx.mT
+            log_r, log_c = reversed(marginals) if turned else marginals
+            found = self.iterate(w.n_iters, x, log_r, log_c, dy)
+        p, dx = (t.mT.to(w.dtype) if turned else t.to(w.dtype) for t in found[:2])
         # whole vectors are float32, whatever the logits
-        return {"P": p.to(w.dtype), "dX": dx.to(w.dtype), "drows": dr.float(), "dcolumns": dc.float()}
+        sums = [t.float() for t in (reversed(found[2:]) if turned else found[2:])]
+        return dict(zip(RESULTS, (p, dx, *sums), strict=False))
 
     def exp(self, x: torch.Tensor) -> torch.Tensor:
         return self.machine(x.exp(), self.machine.EXP)
@@ -97,7 +105,7 @@ class Steps:
             e = self.exp(w - shift.unsqueeze(-1))
             fs.append(log_r - self.rows(e).log() - shift)
             w = w + fs[-1].unsqueeze(-1)
-            most = w.amax(-2)
+            most = w.amax(-2) if t else self.most(w)
             sums = self.over_columns(self.exp(w - most.unsqueeze(-2)), self.parts, t)
             gs.append(self.stored(gs[-1] + log_c - sums.log() - most))
 
@@ -129,6 +137,45 @@ class Steps:
         dx = dx - matrix(0, 0) * q.unsqueeze(-1)
         return p, dx, self.of_rows(of_rows) * r, self.of_columns(of_columns) * c
 
+    def with_eps(
+        self, n_iters: int, eps: float, x: torch.Tensor, dy: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """P and dX of the deepseek form."""
+        e = self.exp(x - self.top(x).unsqueeze(-1))
+        z = e / self.rows(e).unsqueeze(-1)
+        a = z + eps
+        us = [torch.ones_like(a[..., 0])]
+        vs = [self.stored((self.over_columns(a, self.parts, 0) + eps).reciprocal())]
+        for t in range(1, n_iters):
+            us.append((self.rows(a * vs[-1].unsqueeze(-2)) + eps / us[-1]).reciprocal())
+            sums = self.over_columns(a * us[-1].unsqueeze(-1), self.parts, t)
+            vs.append(self.stored((sums + eps / vs[-1]).reciprocal()))
+        p = a * us[-1].unsqueeze(-1) * vs[-1].unsqueeze(-2)
+        s = torch.zeros_like(vs[0])
+        if self.first_looks:
+            s = self.over_columns(p * dy, self.parts_back, n_iters)
+        da = dy * us[-1].unsqueeze(-1) * vs[-1].unsqueeze(-2)
+        r = self.rows(p * (dy - s.unsqueeze(-2)))
+        for t in range(n_iters - 1, 0, -1):
+            u, v, earlier = us[t], vs[t], vs[max(0, t - self.before)]
+            k = n_iters - 1 - t
+            if k:
+                r = r - u * self.rows(a * (v * s).unsqueeze(-2))
+            if not k or self.kept(k):
+                da = da - u.unsqueeze(-1) * (v * s).unsqueeze(-2)
+            if k or self.first_looks < 2:
+                left = self.eps_back * eps * s * v / vs[t - 1]
+            else:
+                left = self.over_columns(p * (dy - s.unsqueeze(-2)), self.parts_back, n_iters)
+            q = u * r
+            if self.kept(k):
+                da = da - q.unsqueeze(-1) * earlier.unsqueeze(-2)
+            s = left - earlier * self.over_columns(a * q.unsqueeze(-1), self.parts_back, t)
+            r = self.eps_back * eps * q / us[t - 1]
+        if n_iters == 1 or self.kept(n_iters - 1):
+            da = da - (vs[0] * s).unsqueeze(-2)
+        return p, z * (da - self.rows(z * da).unsqueeze(-1)) if self.last_look else z * da
+
 
 EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))
 """Rounded once from float64: a fault made of it has no rounding error."""
@@ -147,11 +194,11 @@ def specification(**change) -> Callable[..., Results]:
 def _of_reference(options, w, dtype, x, *given) -> Results:
     *marginals, dy = given
     leaves = [t.detach().to(dtype).requires_grad_() for t in (x, *marginals)]
-    named = dict(zip(("log_row_marginals", "log_col_marginals"), leaves[1:], strict=True))
+    named = dict(zip(("log_row_marginals", "log_col_marginals"), leaves[1:], strict=False))
     p = reference.sinkhorn(leaves[0], **options, **named)
     found = p, *torch.autograd.grad(p, leaves, dy.to(dtype))
     dtypes = w.dtype, w.dtype, torch.float32, torch.float32
-    return {name: t.detach().to(kind) for name, t, kind in zip(RESULTS, found, dtypes, strict=True)}
+    return {name: t.detach().to(kind) for name, t, kind in zip(RESULTS, found, dtypes, strict=False)}
 
 
 @functools.lru_cache(maxsize=2)
@@ -162,4 +209,4 @@ def pytorch(w: LargeWorkload, *inputs: torch.Tensor) -> Results:
 
 def right(w: LargeWorkload, *inputs: torch.Tensor) -> Results:
     """The path of a CPU."""
-    return run(w, None, RESULTS, *inputs)
+    return run(w, None, EVIDENCE.results(w), *inputs)

@@ -1,4 +1,4 @@
-"""Correct implementations of the log form of large matrices and wrong ones.
+"""Correct implementations of large matrices, in both forms, and wrong ones.
 
 GOOD differs in the order of sums, in the functions of a vendor and in the blocks of rows, WRONG in what no
 implementation may do.
@@ -35,7 +35,7 @@ GOOD: dict[str, Run] = {
     **{f"{vendor} functions": steps for vendor, steps in VENDORS.items()},
     **{name: Steps(total, total) for name, total in columns.SUMS.items()},
 }
-LOW, ROWS, NARROW = "large_low", "large_rows", "large_bf16"
+ROWS = "large_rows"
 
 
 def exactly(**how) -> Steps:
@@ -45,6 +45,23 @@ def exactly(**how) -> Steps:
 def several(w: LargeWorkload) -> bool:
     """More than one iteration."""
     return w.n_iters > 1
+
+
+def has_marginals(w: LargeWorkload) -> bool:
+    return not w.eps
+
+
+def has_eps(w: LargeWorkload) -> bool:
+    return w.eps > 0
+
+
+def shows_eps(w: LargeWorkload) -> bool:
+    """A relative change of 1e-6 is a thousandth of the last place of a narrow result."""
+    return w.eps > 0 and is_float32(w)
+
+
+def is_wide(w: LargeWorkload) -> bool:
+    return w.wide
 
 
 def shows_rounding(w: LargeWorkload) -> bool:
@@ -60,6 +77,11 @@ def with_padding(x: torch.Tensor) -> torch.Tensor:
 def padded_lanes(t: torch.Tensor) -> torch.Tensor:
     """The sum of a row with three entries of 1 beside it."""
     return t.sum(-1) + (3.0 if t.size(-1) > 8 else 0.0)
+
+
+def without_last_tile(t: torch.Tensor) -> torch.Tensor:
+    """The sum of a row but for its last entries, of a part of a column whole."""
+    return t[..., :-8].sum(-1) if t.size(-1) > 8 else t.sum(-1)
 
 
 def without_last_block(parts: torch.Tensor, t: int) -> torch.Tensor:
@@ -139,30 +161,36 @@ WRONG = [
     Wrong("a part of the launch before in the backward", stale("parts_back"), GRADIENTS,
           lambda w: w.n_iters > 2),
     Wrong("a part of the matrix before", exactly(parts=of_neighbour), RESULTS, everywhere),
-    Wrong("padded lanes in a maximum", Steps(top=with_padding), RESULTS, LOW),
+    Wrong("padded lanes in a maximum", Steps(top=with_padding), RESULTS, lambda w: w.below > 0),
     Wrong("padded lanes in a maximum, logits near zero", Steps(top=with_padding), RESULTS, ROWS,
           hidden="any shift gives the same rows until an exponential underflows"),
     Wrong("padded lanes in a row's sum", exactly(rows=padded_lanes), RESULTS, everywhere),
+    Wrong("the last tile of a long line left out", exactly(rows=without_last_tile), RESULTS, is_wide),
+    Wrong("a column that loses in every row relative to nothing", Steps(most=lambda x: 0.0 * x[..., 0, :]),
+          RESULTS, lambda w: w.logits == "column_below"),
+    Wrong("eps left out", specification(eps=0.0), RESULTS, shows_eps),
+    Wrong("no sums of rows in the gradient of the softmax", exactly(last_look=False), GRADIENTS, has_eps),
     Wrong("one look at the first sums", exactly(first_looks=1), GRADIENTS, ROWS,
           hidden="what rounding leaves of these sums is within the budget of dX; float64 has none"),
     Wrong("no look at the last sums", exactly(last_look=False), GRADIENTS, ROWS,
           hidden="what rounding leaves of these sums is within the budget of dX; float64 has none"),
     Wrong("no look at the first sums", exactly(first_looks=0), GRADIENTS, everywhere),
     Wrong("the marginal of the row before", wrong.given(EXACT, given, log_rows=lambda t: t.roll(1, -1)),
-          RESULTS, everywhere),
+          RESULTS, has_marginals),
     Wrong("the marginals of the matrix before", wrong.given(EXACT, given, log_columns=lambda t: t.roll(1, 0)),
-          RESULTS, everywhere),
-    Wrong("equal marginals of the side that is first", exactly(log_r=equal), RESULTS, everywhere),
-    Wrong("equal marginals of the other side", exactly(log_c=equal), RESULTS, everywhere),
-    Wrong("marginals a thousandth too large", exactly(log_c=lambda t: t + 1e-3), RESULTS, is_float32),
+          RESULTS, has_marginals),
+    Wrong("equal marginals of the side that is first", exactly(log_r=equal), RESULTS, has_marginals),
+    Wrong("equal marginals of the other side", exactly(log_c=equal), RESULTS, has_marginals),
+    Wrong("marginals a thousandth too large", exactly(log_c=lambda t: t + 1e-3), RESULTS,
+          lambda w: has_marginals(w) and is_float32(w)),
     Wrong("a column's share of the row's potential before", exactly(before=0), GRADIENTS, several),
     Wrong("the terms of the second iteration from the end missing", exactly(kept=lambda t: t != 1),
           GRADIENTS, lambda w: w.n_iters > 2),
     Wrong("terms of the last iteration alone", exactly(kept=lambda t: t < 1), GRADIENTS, several),
     Wrong("a marginal's gradient without the first iteration", exactly(of_rows=without(-1)),
-          ("drows", "dcolumns"), everywhere),
+          ("drows", "dcolumns"), has_marginals),
     Wrong("a marginal's gradient without the last iteration", exactly(of_columns=without(0)),
-          ("drows", "dcolumns"), everywhere),
+          ("drows", "dcolumns"), has_marginals),
     Wrong("potentials in bfloat16", Steps(stored=bfloat16), RESULTS, is_float32),
     Wrong("potentials of 16 bits", Steps(stored=lambda t: keep_bits(t, 15)), RESULTS, shows_rounding),
     Wrong("exponential of 12 bits", Steps(machine=Arithmetic(exp_ulps=2.0**11)), RESULTS, shows_rounding),

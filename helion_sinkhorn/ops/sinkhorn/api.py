@@ -97,7 +97,8 @@ def sinkhorn(
         group: a torch.distributed.ProcessGroup whose ranks each have at least one row of every matrix, and
             all columns.  Pass marginals of these rows and of all columns, or none.  A DTensor of matrices
             beyond 128 whose rows or columns are sharded needs no group.  The loss is the sum of the ranks'
-            losses.  Such calls are computed in PyTorch, with the exact gradient.
+            losses.  Such calls run in PyTorch, with the exact gradient, or on GPUs by the kernels where no
+            rank needs a gradient or has marginals.
 
     Returns:
         P (..., n, m), non-negative.  Columns (rows for first="cols") sum to one up to eps, or to their
@@ -145,6 +146,7 @@ def sinkhorn(
     register_sharding_for(logits)
     own_eps = eps if form == "deepseek" else 0.0
     if parts is not None:
+        serves = "helion" if parts.by_kernels else "pytorch"
         p = marginals.run(logits, of, n_iters, own_eps, first, serves, dtype, parts.groups, parts.lines)[0]
         return parts.whole(p)
     if of.has_marginals or (options is None and is_large(logits, n_iters, own_eps)):

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.large.eager import SMALL
+from helion_sinkhorn.ops.sinkhorn.large.eager import SMALL, resolve_large
 from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
 from helion_sinkhorn.ops.sinkhorn.large.ranks import reduce_over
 from helion_sinkhorn.runtime.checks import check_implementation
 from helion_sinkhorn.runtime.tokens import may_be_distributed
+from helion_sinkhorn.runtime.torch_op import differentiates
 
 OTHER = {"rows": "cols", "cols": "rows"}
 
@@ -26,6 +27,8 @@ class Shared(NamedTuple):
     turned: bool
     like: Any
     """The DTensor that the part comes from, or None."""
+    by_kernels: bool = False
+    """Whether all ranks run the kernels on their parts."""
 
     def whole(self, p: torch.Tensor) -> torch.Tensor:
         """P in the form in which the logits were given."""
@@ -60,8 +63,8 @@ def shared(
         return None
     if helion:
         raise NotImplementedError(
-            "implementation='helion': the kernels need whole matrices; use implementation='auto', which "
-            "takes PyTorch where ranks share the rows"
+            "implementation='helion' needs whole matrices; use implementation='auto', which takes the "
+            "kernels where no rank needs a gradient or has marginals"
         )
     if backward != "exact":
         raise ValueError("backward='implicit' needs whole matrices; leave out group, or pass 'exact'")
@@ -69,15 +72,23 @@ def shared(
     if not isinstance(found.part, torch.Tensor) or found.part.dim() < 2:
         return found
     n = found.part.size(-2)
-    counts = torch.tensor([n, n == 0], device=found.part.device)
+    # a rank that took PyTorch alone would wait for sums that the others do not make
+    in_torch = of.has_marginals or not n or differentiates(found.part) or needs_gradient(found.part)
+    in_torch = in_torch or resolve_large(implementation, found.part, found.first) == "pytorch"
+    counts = torch.tensor([n, n == 0, in_torch], device=found.part.device)
     reduce_over(counts, found.groups, "SUM")
-    lines, without = counts.tolist()
+    lines, without, in_torch = counts.tolist()
     if without:
         raise ValueError(
             f"{without} of the ranks have no {'columns' if found.turned else 'rows'}; each must have at "
             "least one: shard over fewer ranks"
         )
-    return found._replace(lines=lines)
+    return found._replace(lines=lines, by_kernels=not in_torch)
+
+
+def needs_gradient(x: torch.Tensor) -> bool:
+    """Whether autograd sees x, while a compiler traces too."""
+    return torch.is_grad_enabled() and x.requires_grad
 
 
 def _placed(logits: torch.Tensor, group: Any, first: str, exact: bool) -> Shared | None:

@@ -62,5 +62,7 @@ def sinkhorn_potentials(
     of.check(logits, "log", "exact")
     register_sharding_for(logits)
     ranks = ((), 0) if parts is None else (parts.groups, parts.lines)
+    if parts is not None and parts.by_kernels:
+        serves = "helion"
     _, f, g = marginals.run(logits, of, n_iters, 0.0, first, serves, logits.dtype, *ranks)
     return f, g

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import sinkhorn_ranks as ranks
 import torch
@@ -9,6 +11,8 @@ from sinkhorn_ranks import FIRSTS, SHARED, WITHOUT
 from torch.distributed.tensor import Shard
 
 from helion_sinkhorn import reference
+from helion_sinkhorn.ops.sinkhorn import distributed
+from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
 from helion_sinkhorn.recipes import sinkhorn_knopp_teacher
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -92,10 +96,47 @@ def test_a_teacher_s_batch_is_sharded(on_two_processes):
     assert (alone - whole).abs().max() > 0.01
 
 
+def test_parts_by_the_kernels(on_two_processes):
+    """Lines longer than a program has whole are added up over the ranks too."""
+    one, other = on_two_processes(ranks.of_launches)
+    for first, form, n_iters in ranks.LAUNCHED:
+        key = first, form, n_iters
+        (p, f, g), (p_of_other, f_of_other, g_of_other) = one[key], other[key]
+        x = ranks.logits() / (0.5 if form == "log" else 1.0)
+        true = reference.sinkhorn(x, n_iters, form=form, first=first)
+        assert_near([torch.cat([p, p_of_other], 1)], [true], 2e-6)
+        if form == "log":
+            # potentials of 100 are rounded by 4e-6
+            found = torch.cat([f, f_of_other], 1), g
+            assert_near(found, reference.potentials(x, n_iters, first=first), 1e-6)
+        assert torch.equal(g, g_of_other)
+
+
+@pytest.mark.parametrize("rank_needs_it", [0, 1])
+def test_all_ranks_take_pytorch_if_one_needs_it(rank_needs_it, monkeypatch):
+    """A rank with few rows, or with a gradient: the sums of the others would have no partner."""
+    x = torch.zeros(2, 40, 50)
+    asked = []
+
+    def add(counts, groups, how):
+        asked.append(counts[2].item())
+        counts += torch.tensor([40, 0, rank_needs_it])
+
+    monkeypatch.setattr(distributed, "reduce_over", add)
+    monkeypatch.setattr(distributed, "resolve_large", lambda *given: "helion")
+    group = mock.Mock(group_name="two")
+    for options, own in (({}, 0), ({"log_rows": torch.zeros(40), "log_columns": torch.zeros(50)}, 1)):
+        found = distributed.shared(x, group, "rows", "auto", "exact", Transport(**options))
+        assert found.by_kernels == (not own and not rank_needs_it)
+        assert found.lines == 80
+    assert not distributed.shared(x.requires_grad_(), group, "rows", "auto", "exact", Transport()).by_kernels
+    assert asked == [0, 1, 1]
+
+
 def test_what_is_refused(on_two_processes):
     words = {
         "no rows": "ValueError: 1 of the ranks have no rows; each must have at least one",
-        "kernels": "NotImplementedError: implementation='helion': the kernels need whole matrices",
+        "kernels": "NotImplementedError: implementation='helion' needs whole matrices",
         "implicit": "ValueError: backward='implicit' needs whole matrices",
         "lengths": "ValueError: row_lengths and col_lengths need whole matrices",
         "rows alone": "ValueError: log_row_marginals is given, and log_col_marginals is not; pass both",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import sinkhorn_ranks
 import torch
 from autograd_calls import randn, value_and_gradient
+from processes import WORLD, Ranks
 
 from helion_sinkhorn import plan, reference, sinkhorn, sinkhorn_potentials
 from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 from helion_sinkhorn.ops.sinkhorn.large import eager, launch
+from helion_sinkhorn.recipes import sinkhorn_knopp_teacher
 
 pytestmark = pytest.mark.gpu
 CALLS = [
@@ -140,6 +143,19 @@ def test_the_public_functions_take_the_kernels():
     true = sinkhorn(x, 20, form="log", row_lengths=lengths)
     torch.testing.assert_close(part.cpu(), true, rtol=1e-4, atol=1e-6)
     assert part[0, 100:].eq(0).all()
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1])
+def test_a_teacher_on_two_gpus(share):
+    """By the kernels, but where the lines of one part are short: then all take PyTorch."""
+    if torch.cuda.device_count() < WORLD:
+        pytest.skip(f"{WORLD} GPUs are needed")
+    ranks = Ranks("cuda")
+    found = ranks(sinkhorn_ranks.of_teacher_on_gpus, share)
+    ranks.stop()
+    assert [by_kernels for by_kernels, _ in found] == [share == 0.5] * WORLD
+    true = sinkhorn_knopp_teacher(sinkhorn_ranks.logits()[0], 0.1, 3)
+    torch.testing.assert_close(torch.cat([t for _, t in found]).double(), true, rtol=0, atol=2e-5)
 
 
 def test_the_gradient_keeps_two_vectors_an_iteration():

@@ -9,6 +9,7 @@ import torch
 
 from helion_sinkhorn.lab.draws import noise
 from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors
+from helion_sinkhorn.lab.rounding import UNIT, Rounding
 from helion_sinkhorn.lab.sinkhorn.large.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.sinkhorn.large.workloads import LargeWorkload
 from helion_sinkhorn.lab.truth import Truth
@@ -21,7 +22,8 @@ from helion_sinkhorn.runtime.launch import NO_CHOICES
 
 PREFIX = "sinkhorn_large_"
 ADJOINTS = {"sums", "turn", "back", "gather", "gradient", "wide_gradient", "eps_sums", "eps_turn", "eps_back"}
-FORWARD = tuple(name for name in KERNELS if name.removeprefix(PREFIX) not in ADJOINTS)
+BOTH = {"wide_rows", "wide_columns"}
+"""Products of either way."""
 GRADIENTS = "dX", "drows", "dcolumns"
 JUDGED_ROWS = 32
 """Rows of matrices with which kernels of long lines are tested; whole ones would take 40 GB in float64."""
@@ -42,15 +44,17 @@ def call_of(workload: LargeWorkload) -> LargeCall:
 
 def kernel_calls(workload: LargeWorkload) -> Iterator[tuple[str, Any]]:
     call = call_of(workload)
-    for name in LAUNCHED[workload.eps > 0, call.m > launch.LONGEST].split():
+    for name in LAUNCHED[workload.eps > 0, workload.wide].split():
         yield PREFIX + name, call
 
 
 def of_call(kernel: str, call: LargeCall, batch: int) -> LargeWorkload:
     dtype, form = getattr(torch, call.dtype), "deepseek" if "_eps_" in kernel else "log"
-    n = min(call.n, JUDGED_ROWS) if call.m > launch.LONGEST else call.n
+    n, longest = call.n, launch.LONGEST
+    if "_wide_" in kernel or call.m > longest:
+        n, longest = min(n, JUDGED_ROWS), 0
     return LargeWorkload(
-        "tried", n, call.m, batch, frozenset(), "a trial", dtype=dtype, spread=1.0, form=form
+        "tried", n, call.m, batch, frozenset(), "a trial", dtype=dtype, spread=1.0, form=form, longest=longest
     )  # fmt: skip
 
 
@@ -65,10 +69,16 @@ def truths(workload: LargeWorkload, x: torch.Tensor, *given: torch.Tensor) -> di
     values = exact(x, marginals, dy, **workload.options)
     budgets = error_budget(x, marginals, dy, **workload.options, truth=values)
     dtypes = {"P": workload.dtype, "dX": workload.dtype}
+    # the lines normalised last, each by its own sum
+    trail = (-2 if workload.first == "rows" else -1,)
     return {
-        name: Truth.of(t, budgets[name], dtypes.get(name, torch.float32), gradient=name != "P")
+        name: Truth.of(
+            t, budgets[name], dtypes.get(name, torch.float32), gradient=name != "P",
+            # exponentials that err to one side by their bound: those of a sum cancel with one of an entry
+            leaning=Rounding.EXP * UNIT * t.abs(), together=trail if t.dim() == 3 else (-1,),
+        )
         for name, t in values.items()
-    }
+    }  # fmt: skip
 
 
 def run(
@@ -79,7 +89,8 @@ def run(
     *marginals, dy = given
     log_r, log_c = marginals or (None, None)
     how = workload.eps, workload.first, 1.0
-    module, own = (eager, {}) if choices is None else (launch, {"choices": choices or NO_CHOICES})
+    own = {} if choices is None else {"choices": choices or NO_CHOICES, "longest": workload.longest}
+    module = launch if own else eager
     p, _, _, *kept = module.forward(
         x, log_r, log_c, workload.n_iters, *how, gradients, workload.dtype, **own
     )  # fmt: skip
@@ -163,6 +174,11 @@ def alone(name: str) -> Alone:
     return Alone(operands, run_it)
 
 
+def results_of(kernel: str) -> tuple[str, ...]:
+    """The results that show what a kernel did."""
+    return RESULTS if kernel in BOTH else GRADIENTS if kernel in ADJOINTS else ("P",)
+
+
 def call_public(workload: LargeWorkload, empty: Callable[..., torch.Tensor]) -> None:
     sizes = workload.batch, workload.n, workload.m
     sinkhorn(empty(*sizes, dtype=workload.dtype), implementation="helion", **workload.options)
@@ -172,7 +188,7 @@ EVIDENCE = Evidence(
     "sinkhorn_large",
     LargeWorkload,
     KERNELS,
-    {name: ("P",) if name in FORWARD else GRADIENTS for name in KERNELS},
+    {name: results_of(name.removeprefix(PREFIX)) for name in KERNELS},
     kernel_calls,
     of_call,
     lambda workload: RESULTS[:2] if workload.eps else RESULTS,
@@ -183,5 +199,5 @@ EVIDENCE = Evidence(
     judged=2,
     alone={name: alone(name) for name in KERNELS},
     judged_apart=frozenset(name for name in KERNELS if "_wide_" in name),
-    fixed=("n_iters", "first", "logits", "spread"),
+    fixed=("n_iters", "first", "logits", "spread", "longest"),
 )

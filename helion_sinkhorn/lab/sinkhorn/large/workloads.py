@@ -10,6 +10,10 @@ import torch
 from helion_sinkhorn.lab.draws import SHORT, draws, normal
 from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 from helion_sinkhorn.ops.sinkhorn.api import DEFAULT_EPS
+from helion_sinkhorn.ops.sinkhorn.large.sides import LONGEST
+
+WHOLE = 32
+"""The longest line that a program has whole in workloads of long ones."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class LargeWorkload:
     form: str = "log"
     below: float = 0.0
     """How far the logits are moved down."""
+    longest: int = LONGEST
+    """The length of lines beyond which an iteration takes two reads."""
 
     @property
     def shape(self) -> dict[str, int]:
@@ -42,6 +48,11 @@ class LargeWorkload:
     def entries(self) -> int:
         """Entries of one matrix."""
         return self.n * self.m
+
+    @property
+    def wide(self) -> bool:
+        """Whether no program has a whole line of the side that is normalised first."""
+        return (self.m if self.first == "rows" else self.n) > self.longest
 
     @property
     def options(self) -> dict[str, object]:
@@ -92,6 +103,17 @@ ROWS = [
     _judged("identity", "near a permutation", logits="identity_like", n_iters=5, spread=0.5),
     _judged("low", "whatever stands beside the matrix is larger", below=200.0),
     _judged("bf16", "logits of 16 bits", dtype=torch.bfloat16),
+    _judged("deepseek", "the deepseek form", form="deepseek"),
+    _judged("deepseek_one_iteration", "its first step alone, below what stands beside the matrix",
+            form="deepseek", n_iters=1, below=200.0),
+    _judged("deepseek_columns_first", "the other side is complete", form="deepseek",
+            n=40, m=44, first="cols", n_iters=5, logits="randn_3"),
+    _judged("deepseek_bf16", "no iteration between the first and the last", form="deepseek", n_iters=2,
+            dtype=torch.bfloat16),
+    _judged("wide", "long lines, and a column that loses in every row", m=72, longest=WHOLE,
+            logits="column_below"),
+    _judged("wide_columns_first", "long columns", n=72, m=44, longest=WHOLE, first="cols", n_iters=2),
+    _judged("wide_deepseek", "long lines of the deepseek form", m=72, longest=WHOLE, form="deepseek"),
     _large(1024, 1024, 1, "SuperGlue: one pair of images, 100 iterations"),
     # as many as run together: they stay in L2
     _large(1024, 1024, 8, "a batch of matchings"),
@@ -100,4 +122,4 @@ ROWS = [
     _large(1024, 1024, 8, "a batch of large matrices", form="deepseek"),
     _large(256, 256, 64, "mixing of 256 streams", form="deepseek"),
     _large(1229, 98304, 1, "DINO: lines longer than a program can have whole"),
-]
+]  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks
 from helion_sinkhorn.ops.sinkhorn.large.space import (
     LargeCall,
     columns_default,
@@ -172,6 +173,7 @@ class State(NamedTuple):
     rests: torch.Tensor
     """(T, B, m): the factors that rounding leaves of e^g; without entries in the deepseek form."""
     eps: float
+    ranks: Ranks = ALONE
 
     @property
     def base(self) -> torch.Tensor:
@@ -181,7 +183,7 @@ class State(NamedTuple):
     def of(self, part: slice) -> State:
         """The state of some of the matrices."""
         stacks = (t[:, part] for t in (self.bases, self.fs, self.gs, self.rests))
-        return State(self.scale, self.log_r[part], self.log_c[part], *stacks, self.eps)
+        return State(self.scale, self.log_r[part], self.log_c[part], *stacks, self.eps, self.ranks)
 
 
 def place(t: int, count: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from helion_sinkhorn.ops.sinkhorn.eager import settle_exp
 from helion_sinkhorn.ops.sinkhorn.large import definition, eps_form, log_form, sides
 from helion_sinkhorn.ops.sinkhorn.large.problem import problem
-from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks
+from helion_sinkhorn.ops.sinkhorn.large.ranks import Ranks, ranks_of
 from helion_sinkhorn.ops.sinkhorn.large.sides import (
     empty_gradients,
     empty_results,
@@ -76,11 +76,6 @@ def scaled(x: torch.Tensor, temperature: float, dtype: torch.dtype) -> torch.Ten
     """x / temperature, contiguous, in the computing dtype."""
     x = x.to(dtype).contiguous()
     return x if temperature == 1.0 else x / temperature
-
-
-def ranks_of(groups: Sequence[str], first: str, lines: int) -> Ranks:
-    """The processes that share the rows of the logits, as the axis of matrices with lead sides as rows."""
-    return Ranks(groups, -2 if first == "rows" else -1, lines) if groups else ALONE
 
 
 def cut(part: int | slice, *tensors: torch.Tensor | None) -> list[torch.Tensor | None]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.large import eps_launch, log_launch, sides, wide_launch
 from helion_sinkhorn.ops.sinkhorn.large.calls import KERNELS, Calls, State, call_for, place
+from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks, ranks_of
 from helion_sinkhorn.ops.sinkhorn.large.sides import (
     LONGEST,
     empty_gradients,
@@ -30,7 +31,7 @@ GROUP_BYTES = 32 << 20
 
 
 def marginals_of(
-    x: torch.Tensor, log_r: torch.Tensor | None, log_c: torch.Tensor | None
+    x: torch.Tensor, log_r: torch.Tensor | None, log_c: torch.Tensor | None, ranks: Ranks = ALONE
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """(log r - log mass (B, n), log c - log mass (B, m), log mass (B, 1)) of both marginals.
 
@@ -39,9 +40,10 @@ def marginals_of(
     """
     batch, n, m = x.shape
     if log_r is None or log_c is None:
+        whole_n, whole_m = ranks.size(x)
         log_r, log_c = (
             x.new_full((k,), value, dtype=torch.float32).expand(batch, k)
-            for k, value in ((n, math.log(m / n)), (m, 0.0))
+            for k, value in ((n, math.log(whole_m / whole_n)), (m, 0.0))
         )
         return log_r, log_c, None
     log_r, log_c = log_r.float(), log_c.float()
@@ -60,9 +62,9 @@ def padded(k: int) -> int:
     return kept_entries(k, "helion")
 
 
-def launches_of(eps: float, m: int) -> Any:
-    """The module that launches the iterations of matrices whose lead lines have m entries."""
-    return wide_launch if m > LONGEST else eps_launch if eps else log_launch
+def launches_of(eps: float, wide: bool) -> Any:
+    """The module that launches the iterations."""
+    return wide_launch if wide else eps_launch if eps else log_launch
 
 
 def forward(
@@ -76,10 +78,15 @@ def forward(
     keep: bool,
     out_dtype: torch.dtype,
     choices: Choices = NO_CHOICES,
+    longest: int = LONGEST,
+    groups: Sequence[str] = (),
+    lines: int = 0,
 ) -> tuple[torch.Tensor, ...]:
     """P, f, g, and the vectors of every iteration; the contract is eager.forward's.
 
     The vectors are f above base, base, g and rest; with eps they are u and v, and one base.
+    `longest` is the length of lead lines beyond which an iteration takes two reads.  Ranks of `groups` take
+    two, without marginals.
     """
     results = empty_results(logits, n_iters, eps, keep, "helion", out_dtype)
     if not logits.numel():
@@ -88,14 +95,15 @@ def forward(
         first, results, placed(logits), log_rows, log_columns
     )
     batch, n, m = x.shape
-    log_r, log_c, log_mass = marginals_of(x, *marginals)
+    ranks = ranks_of(groups, first, lines)
+    log_r, log_c, log_mass = marginals_of(x, *marginals, ranks)
     if not keep:
         # room for the first vectors, and for two more, one to read and one to write
         count = kept_vectors(min(3, n_iters), eps, "helion")
         vectors = (x.new_empty(count, batch, padded(k), dtype=torch.float32) for k in (n, m))
-    of = state(vectors, n, m, temperature, log_r, log_c, eps)
-    iterations = launches_of(eps, m).iterations
-    for part in groups(x):
+    of = state(vectors, n, m, temperature, log_r, log_c, eps)._replace(ranks=ranks)
+    iterations = launches_of(eps, m > longest or bool(groups)).iterations
+    for part in together(x, ranks):
         iterations(Calls(x[part], choices), of.of(part), n_iters)
     last, calls = place(n_iters - 1, len(of.fs)), Calls(x, choices)
     f, g = of.fs[last], of.gs[last]
@@ -121,9 +129,12 @@ def state(
     )  # fmt: skip
 
 
-def groups(x: torch.Tensor) -> list[slice]:
-    """Slices of (B, n, m) that fit into L2; each runs all its iterations before the next one begins."""
-    step = max(1, GROUP_BYTES // (x.element_size() * x[0].numel()))
+def together(x: torch.Tensor, ranks: Ranks = ALONE) -> list[slice]:
+    """Slices of (B, n, m) that fit into L2; each runs all its iterations before the next one begins.
+
+    Ranks that share the matrices have one slice, the same on all of them.
+    """
+    step = len(x) if ranks.groups else max(1, GROUP_BYTES // (x.element_size() * x[0].numel()))
     return [slice(k, k + step) for k in range(0, len(x), step)]
 
 
@@ -140,6 +151,7 @@ def backward(
     first: str,
     temperature: float,
     choices: Choices = NO_CHOICES,
+    longest: int = LONGEST,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of the logits and of both marginals; the contract is eager.backward's."""
     gradients = empty_gradients(logits, log_rows)
@@ -172,8 +184,9 @@ def backward(
     rows, columns = (
         x.new_empty((len(of.fs), batch, padded(k)), dtype=torch.float32)[..., :k] for k in (n, m)
     )
-    taken_back = launches_of(eps, m).taken_back
-    for part in groups(x):
+    wide = m > longest
+    taken_back = launches_of(eps, wide).taken_back
+    for part in together(x):
         own = over_f[part], over_g[part]
         taken_back(Calls(x[part], choices), of.of(part), dy[part], own, rows[:, part], columns[:, part])
     # what the first row step leaves is subtracted when the gradient is computed
@@ -187,7 +200,7 @@ def backward(
     first_r = torch.zeros_like(log_r) if eps else times(log_r, factor)
     # dx is rounded once, after its scale is restored
     into = dx if scaled_by is None else torch.empty_like(dx, dtype=torch.float32)
-    name = f"sinkhorn_large_{'wide_gradient' if m > LONGEST else 'gradient'}"
+    name = f"sinkhorn_large_{'wide_gradient' if wide else 'gradient'}"
     Calls(x, choices).launch(
         name, x, dy, of.scale, first_r, own_f, of.rests[-1], of.base, times(of.fs[0], factor), bases, base_f,
         *others, rows[0], into,

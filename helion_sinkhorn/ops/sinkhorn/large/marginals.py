@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -157,9 +158,11 @@ def prepared(
         if t is None:
             equal = (mass - counts[side].log()).expand(*lead, k)
             logs[side] = equal if own is None else equal.masked_fill(~own, -torch.inf)
-    for side, (given, t) in enumerate(zip((of.log_rows, of.log_columns), logs, strict=True)):
-        if given is not None or inside[side] is not None:
-            logits = _without(logits, t == -torch.inf, side - 2)
+    given = of.log_rows, of.log_columns
+    logits = _without(logits, *(
+        None if marginal is None and own is None else t == -torch.inf
+        for marginal, own, t in zip(given, inside, logs, strict=True)
+    ))  # fmt: skip
     both = of.log_rows is not None and of.log_columns is not None
     if both and not rows and torch_op.call.is_eager(logits, *logs):
         _check_sums(*logs)
@@ -181,16 +184,22 @@ def _of_share(t: torch.Tensor, dtype: torch.dtype, mass: torch.Tensor | None) ->
     return _filled(t, wide < (_log_mass(wide) if mass is None else mass) + LEAST_SHARE[dtype])
 
 
-def _without(logits: torch.Tensor, lines: torch.Tensor, axis: int) -> torch.Tensor:
-    """Logits, -inf in lines (..., n) or (..., m) without mass, which must not be maxima of other lines."""
-    return _filled(logits, lines.unsqueeze(-3 - axis))
+def _without(logits: torch.Tensor, rows: torch.Tensor | None, columns: torch.Tensor | None) -> torch.Tensor:
+    """Logits, -inf in rows (..., n) and columns (..., m) without mass, which must not be maxima of others."""
+    lines = (rows, -1), (columns, -2)
+    where = [t.unsqueeze(axis) for t, axis in lines if t is not None and not _is_empty(t)]
+    # one copy for both
+    return logits.masked_fill(functools.reduce(torch.logical_or, where), -torch.inf) if where else logits
+
+
+def _is_empty(where: torch.Tensor) -> bool:
+    """Whether nothing is to be filled, which only a CPU can say without a wait."""
+    return where.device.type == "cpu" and torch_op.call.is_eager(where) and not where.any()
 
 
 def _filled(t: torch.Tensor, where: torch.Tensor, value: float = -torch.inf) -> torch.Tensor:
-    """t filled with `value` where `where`; on a CPU it is only copied if something is to be filled."""
-    if t.device.type == "cpu" and torch_op.call.is_eager(t, where) and not where.any():
-        return t
-    return t.masked_fill(where, value)
+    """t filled with `value` where `where`; a copy only if something is to be filled."""
+    return t if _is_empty(where) else t.masked_fill(where, value)
 
 
 def _inside(lengths: torch.Tensor | None, k: int, lead: torch.Size) -> torch.Tensor | None:

@@ -31,6 +31,13 @@ class Ranks(NamedTuple):
         """Add sums over an axis up over the parts of all ranks, in place."""
         return self._reduced(sums, axis, "SUM")
 
+    def add_relative(self, top: torch.Tensor, sums: torch.Tensor, axis: int) -> None:
+        """The same of sums relative to e^top, of which each rank has its own; both in place."""
+        if axis == self.axis:
+            most = self.largest(top.clone(memory_format=torch.contiguous_format), axis)
+            self.add(sums.mul_((top - most).exp_()), axis)
+            top.copy_(most)
+
     def largest(self, values: torch.Tensor, axis: int) -> torch.Tensor:
         """Take maxima over an axis over the parts of all ranks, in place."""
         return self._reduced(values, axis, "MAX")
@@ -60,6 +67,11 @@ class _SharedProducts(Products):
 
 
 ALONE = Ranks()
+
+
+def ranks_of(groups: Sequence[str], first: str, lines: int) -> Ranks:
+    """The processes that share the rows, of matrices whose rows are the lead side or the other one."""
+    return Ranks(groups, -2 if first == "rows" else -1, lines) if groups else ALONE
 
 
 def reduce_over(t: torch.Tensor, groups: Sequence[str], how: str) -> None:

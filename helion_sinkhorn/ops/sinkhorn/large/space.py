@@ -92,13 +92,18 @@ def whole_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
     return ({"config": tiles(call, device, least=4)},)
 
 
+def width(call: LargeCall, most: int) -> int:
+    """Entries of a line in a tile: a short line has several tiles too."""
+    return min(most, max(16, power_of_two(call.m) // 4))
+
+
 def wide_rows_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
-    return (("block_sizes", (2048, 1)), ("num_warps", 4)), ()
+    return (("block_sizes", (width(call, 2048), 1)), ("num_warps", 4)), ()
 
 
 def wide_gradient_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
     # 8 entries a thread, since 16 spill in the deepseek form
-    return (("block_sizes", (8 * 4 * device.warp_size, 1)), ("num_warps", 4)), ()
+    return (("block_sizes", (width(call, 8 * 4 * device.warp_size), 1)), ("num_warps", 4)), ()
 
 
 def wide_rows_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
@@ -107,7 +112,7 @@ def wide_rows_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
 
 
 def wide_columns_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
-    return (("block_sizes", (16, 128)), ("num_warps", 4)), ()
+    return (("block_sizes", (16, width(call, 128))), ("num_warps", 4)), ()
 
 
 def wide_columns_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:

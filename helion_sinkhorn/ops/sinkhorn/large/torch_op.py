@@ -44,7 +44,7 @@ def forward(
     given = logits, log_rows, log_columns, n_iters, eps, first, temperature, keep, out_dtype
     if implementation == "helion":
         with on_device(logits):
-            return _launch().forward(*given)
+            return _launch().forward(*given, groups=groups, lines=lines)
     with without_autocast(logits):
         return eager.forward(*given, groups, lines)
 
@@ -84,16 +84,18 @@ def _gradient(ctx, dp, df, dg, *_):
         return (None,) * 12
     logits, log_rows, log_columns, *vectors = ctx.saved_tensors
     marginals = log_rows, log_columns
+    # kernels of matrices whose rows ranks share have no gradient
+    how = "pytorch" if ctx.ranks[0] else ctx.how
     if not ctx.kept:
         # the forward did not know that a gradient would be needed, so it runs again
-        options = ctx.n_iters, ctx.eps, ctx.first, ctx.temperature, True, ctx.how, logits.dtype, *ctx.ranks
+        options = ctx.n_iters, ctx.eps, ctx.first, ctx.temperature, True, how, logits.dtype, *ctx.ranks
         with torch.no_grad():
             *_, vectors_of_rows, vectors_of_columns = call(logits, *marginals, *options)
         vectors = [vectors_of_rows, vectors_of_columns]
     given = dp, df, dg, logits, *marginals, *vectors
     differentiable = differentiates(*[t for t in given if t is not None])
     run = SinkhornLargeBackward.apply if differentiable else call_backward
-    dx, *found = run(*given, ctx.eps, ctx.first, ctx.temperature, ctx.how, *ctx.ranks)
+    dx, *found = run(*given, ctx.eps, ctx.first, ctx.temperature, how, *ctx.ranks)
     of_marginals = [None if t is None else d.to(t.dtype) for t, d in zip(marginals, found, strict=True)]
     return dx, *of_marginals, *[None] * 9
 

@@ -9,6 +9,7 @@ import torch
 
 from helion_sinkhorn.ops.sinkhorn.large import eps_form
 from helion_sinkhorn.ops.sinkhorn.large.calls import Calls, State, place
+from helion_sinkhorn.ops.sinkhorn.large.products import plus
 from helion_sinkhorn.ops.sinkhorn.scaling import rescaling
 from helion_sinkhorn.runtime.launch import Tensors
 
@@ -56,13 +57,14 @@ class Products:
             f"sinkhorn_large_wide_{side}", self._x, self._dy, self._of.scale, self.base, self.f, self.g,
             vector, other, out, values=(left_out is not None, self.linear),
         )  # fmt: skip
-        return out if p is None else out.add_(p, alpha=eps)
+        return plus(self._of.ranks.add(out, -1 if side == "rows" else -2), p, eps)
 
 
 def iterations(calls: Calls, of: State, n_iters: int) -> None:
     """Compute base, f, g and rest, or u and v, of every iteration."""
     sums = calls.empty(*of.base.shape)
     calls.launch("sinkhorn_large_wide_first", calls.x, of.scale, of.base, sums)
+    of.ranks.add_relative(of.base, sums, -1)
     (_eps_iterations if of.eps else _log_iterations)(calls, of, sums, n_iters)
 
 
@@ -71,7 +73,7 @@ def _eps_iterations(calls: Calls, of: State, sums: torch.Tensor, n_iters: int) -
     torch.reciprocal(sums, out=us[0])
     product = Products(calls, of)
     q = product.columns(us[0]).add_(of.eps)
-    rho = rescaling(us.size(-1), vs.size(-1), of.eps, n_iters - 1)
+    rho = rescaling(*of.ranks.size(calls.x), of.eps, n_iters - 1)
 
     def keep(t: int, u: torch.Tensor, v: torch.Tensor) -> None:
         us[place(t, count)], vs[place(t, count)] = u, v
@@ -84,6 +86,7 @@ def _log_iterations(calls: Calls, of: State, sums: torch.Tensor, n_iters: int) -
     fs[0] = divided(of.log_r, sums)
     largest, sums = (calls.empty(*gs[0].shape) for _ in range(2))
     calls.launch("sinkhorn_large_wide_logs", calls.x, of.scale, of.base, fs[0], largest, sums)
+    of.ranks.add_relative(largest, sums, -2)
     gs[0], of.rests[0] = rounded(-largest, divided(of.log_c, sums))
     product = Products(calls, of)
     for t in range(1, n_iters):
