@@ -64,6 +64,8 @@ def quantize(
             multiple of 4 tokens: strides (1, T rounded up to 4).  e8m0 is packed four groups to an int32
             there, the first in the lowest byte: (..., T, C / 4G rounded up); what the last lacks is 0.
         floor: of a group's largest entry, 1e-30 to 448; 1e-10 is vLLM's and SGLang's, 1e-4 DeepGEMM's.
+        implementation: "auto" takes the Helion kernel on a GPU for G = 16, 32, 64, 128 or 256, and PyTorch
+            elsewhere and in float64; "helion" and "pytorch" ask for one of them.
 
     Returns:
         values (..., C), contiguous, and scales.
@@ -72,15 +74,16 @@ def quantize(
         e4m3, ties to even; with e8m0 the division is exact.  The largest entry of a group is 448 or close to
         it, so nothing saturates.  With e8m0 the bits are those of DeepGEMM's PyTorch function
         `per_token_cast_to_fp8` for the same floor; with float32 that one multiplies by 1 / s, rounded, and a
-        value in 2,000 differs.  A group with a NaN or an infinity has scale NaN and values NaN.  PyTorch on
-        every device, three or more kernels on a GPU; torch.compile makes fewer, but on a CPU it knows no
-        float8_e8m0fnu, only the packed int32.  A token's results do not depend on the tokens around it.
+        value in 2,000 differs.  A group with a NaN or an infinity has scale NaN and values NaN.  Kernel
+        and PyTorch give equal bits; a token's results do not depend on the tokens around it.  torch.compile
+        for a CPU knows no float8_e8m0fnu, only the packed int32.
 
     Raises:
         TypeError: u is no floating-point tensor, group no int, floor no number.
         ValueError: C is no multiple of G, an option is unknown or out of range, or layout="column" and u has
             one dimension.
         RuntimeError: u requires a gradient, and gradients are enabled: none goes through.
+        NotImplementedError: implementation="helion" on a CPU, in float64, or for another G.
 
     Source: OCP Microscaling Formats (MX) 1.0 for e8m0, whose scale is the largest power of two not above
         max|u| / 256 instead and lets entries saturate; this one is DeepSeek's.
@@ -104,7 +107,9 @@ def quantize(
             "u requires a gradient, which rounding to float8 has not; quantize for inference, under "
             "torch.no_grad()"
         )
-    beyond = None if group in GROUPS else lambda: f"the kernel takes groups of {GROUPS} columns, group is {group}"
+    beyond = (
+        None if group in GROUPS else lambda: f"the kernel takes groups of {GROUPS} columns, group is {group}"
+    )
     given = u, group, scales, layout, float(floor)
     if implementation_for(implementation, "u", u, beyond) == "pytorch":
         return Quantized(*eager.forward(*given))

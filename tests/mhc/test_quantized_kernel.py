@@ -65,7 +65,10 @@ def test_what_is_not_finite_stays_in_its_group(scales, bad):
     assert factors[1, 1].float().isnan()
     others = torch.ones(3, 3, dtype=torch.bool)
     others[1, 1] = False
-    for found, before in ((values.unflatten(1, (3, 32)), clean[0].unflatten(1, (3, 32))), (factors, clean[1])):
+    for found, before in (
+        (values.unflatten(1, (3, 32)), clean[0].unflatten(1, (3, 32))),
+        (factors, clean[1]),
+    ):
         assert torch.equal(found.float()[others], before.float()[others])
 
 
@@ -95,9 +98,7 @@ def test_helion_is_refused_where_there_is_no_gpu():
 def test_torch_knows_the_operator(by_kernel, scales, layout):
     given = 32, scales, layout, 1e-10
     operator = torch.ops.helion_sinkhorn.quantize
-    torch.library.opcheck(
-        operator, (drawn(2, 3, 96), *given), test_utils=("test_schema", "test_faketensor")
-    )
+    torch.library.opcheck(operator, (drawn(2, 3, 96), *given), test_utils=("test_schema", "test_faketensor"))
     for u in (drawn(2, 3, 160), drawn(0, 96)):
         with FakeTensorMode() as mode:
             fake = operator(mode.from_tensor(u), *given)

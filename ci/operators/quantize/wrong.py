@@ -1,6 +1,6 @@
 """Correct implementations of quantize and wrong ones.
 
-GOOD differs in how e4m3 and powers of two are found, WRONG in what no implementation may do: every bit is given.
+GOOD differs in how e4m3 is found, WRONG in what no implementation may do: each bit is given.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ WRONG = [
     Wrong("the power of two below", scaled(lambda s: s / 2), RESULTS, powers),
     Wrong("the power of two above", scaled(lambda s: s * 2), RESULTS, powers),
     Wrong("the power of two of OCP's MX", Steps(scale=of_ocp), RESULTS, powers),
-    Wrong("448 times a power of two takes the next", Steps(scale=lambda w, t: scale_of(w, t * (1 + 2.0**-30))),
+    Wrong("448 times a power of two takes the next", Steps(
+        scale=lambda w, t: scale_of(w, t * (1 + 2.0**-30))),
           RESULTS, EDGES),
     Wrong("the number above 448 times a power of two does not", Steps(
         scale=lambda w, t: scale_of(w, t * (1 - 2.0**-7))), RESULTS, EDGES),
@@ -173,7 +174,8 @@ WRONG = [
     Wrong("bytes of an int32 the other way round", backwards, ("scales",), MX),
     Wrong("scales by rows where columns are asked", by_rows, ("scales",), COLUMNS),
     Wrong("groups at multiples of the tokens", without_padding, ("scales",), COLUMNS),
-    Wrong("the last column never computed", wrong.one(Steps(), "values", at((..., -1), lambda t: 0 * t[..., -1])),
+    Wrong("the last column never computed", wrong.one(
+        Steps(), "values", at((..., -1), lambda t: 0 * t[..., -1])),
           ("values",), everywhere),
     *wrong.damages(Steps(), RESULTS),
     *wrong.of_any(right, MODEL, "values"),

@@ -83,9 +83,9 @@ def _edges(g: Draws, *sizes: int) -> torch.Tensor:
 
 
 VALUES = {"model": _model, "peaked": _peaked, "small": _small, "ties": _ties, "edges": _edges}
-"""name -> (generator, batch, tokens, C) -> u.  peaked: tokens and entries of many binades; small: groups below
-the floor, and a token of zeros; ties: a scale of 1, and entries in the middle of two e4m3, normal and
-subnormal ones; edges: the largest of a group next to 448 times a power of two."""
+"""name -> (generator, batch, tokens, C) -> u.  peaked: tokens and entries of many binades; small: groups
+below the floor, and a token of zeros; ties: a scale of 1, and entries in the middle of two e4m3, subnormal
+ones too; edges: the largest of a group next to 448 times a power of two."""
 
 
 def _row(name: str, batch: int, tags: str, source: str, **options) -> QuantizeWorkload:

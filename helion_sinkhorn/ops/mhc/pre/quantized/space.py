@@ -15,7 +15,7 @@ GROUPS = 16, 32, 64, 128, 256
 
 @dataclass(frozen=True)
 class QuantizeCall(Keyed):
-    """The dtype and the columns of what is rounded, those of a group, and where its scale goes in which form."""
+    """The dtype and the columns of what is rounded, those of a group, and the form and place of its scale."""
 
     dtype: str
     columns: int

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import functools
 
-import torch
-
 from helion_sinkhorn.ops.mhc.pre.quantized import eager
 from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import define, on_device
