@@ -1,12 +1,11 @@
-"""Serve a small DeepseekV4 of transformers, prefill and decode, with this package's residual path and without.
+"""Serve a small DeepseekV4 of transformers: prefill and decode, with this residual path and without.
 
     pip install transformers==5.23.0
     python examples/serve_transformers.py          # 10 s on one CPU core
     python examples/serve_transformers.py --device cuda --hidden 1024 --layers 8
 
-The model has random weights; one from `from_pretrained` is patched by the same line.  On a GPU it is bfloat16.
-Decoding is launched from Python, a token a step, so its speed is the host's: examples/serve_cuda_graph.py has
-what takes the host away.
+The model has random weights; one from `from_pretrained` is patched by the same line.  On a GPU it is
+bfloat16.  Python launches a token a step, so decoding has the host's speed: examples/serve_cuda_graph.py.
 """
 
 from __future__ import annotations
