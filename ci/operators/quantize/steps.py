@@ -27,7 +27,7 @@ class Steps:
     """A field is a choice of implementations or a place for a fault."""
 
     largest: Change = magnitudes
-    """Of groups, their entries last."""
+    """The largest entries of groups, which have their entries last."""
     scale: Callable[[QuantizeWorkload, torch.Tensor], torch.Tensor] = scale_of
     taken: Change = same
     """Applied to the scales where values are divided by them."""
