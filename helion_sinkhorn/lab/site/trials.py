@@ -23,6 +23,7 @@ from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_ba
 from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
 from helion_sinkhorn.ops.mhc.site.boundary.backward.space import CHUNK
 from helion_sinkhorn.ops.mhc.site.boundary.finish import launch as finish
+from helion_sinkhorn.ops.mhc.site.boundary.last import launch as last
 from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS, chunk_of
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice
@@ -208,6 +209,28 @@ def finish_error(call: SiteCall, choice: Choice, device: str) -> float:
     return worst(y[None], of_normed.exact(*given)["u"], of_normed.error_budget(*given)["u"])
 
 
+def of_last(call: SiteCall, batch: int, device: str) -> Tensors:
+    """The sublayer's output, the streams, both coefficients, the weights of the collapse and of the norm."""
+    f, x = noise(device, call.dtype, (batch, call.columns), (batch, call.n, call.columns))
+    shapes = (batch, call.n), (batch, call.n, call.n), (batch, call.n), (call.columns,)
+    return f, x, *noise(device, "float32", *shapes)
+
+
+def run_last(call: SiteCall, choice: Choice, f, x, post, comb, weights, norm) -> torch.Tensor:
+    return last.forward(f, x, post, comb, None, weights, norm, SiteOptions().y_norm_eps, "io", choice)
+
+
+def last_error(call: SiteCall, choice: Choice, device: str) -> float:
+    """The error of what is normalised, by streams with the bits that hc_post's kernel gives them."""
+    operands = of_last(call, JUDGED_TOKENS, device)
+    u = run_last(call, choice, *operands).cpu()
+    *update, weights, norm = operands
+    streams = post_launch.forward(*update, None, "io").cpu()
+    given = streams[None], weights[None].cpu(), torch.zeros_like(u)[None], norm[None].cpu()
+    given = *given, SiteOptions().y_norm_eps
+    return worst(u[None], of_normed.exact(*given)["u"], of_normed.error_budget(*given)["u"])
+
+
 def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> float:
     """The error of hc_boundary's backward, from the mixes' gradient on, with this choice for one kernel."""
     workload, inputs = judged(call)
@@ -268,6 +291,7 @@ ALONE = {
     boundary.SPLIT: Alone(fn_alone, run_split),
     boundary.FORWARD: Alone(of_boundary, run_boundary),
     boundary.FINISH: Alone(of_finish, run_finish),
+    last.LAST: Alone(of_last, run_last),
     boundary_backward.BACKWARD: Alone(of_boundary_backward, run_boundary_backward),
     boundary_backward.SECOND: Alone(of_second, run_second),
     boundary_backward.SUMS: Alone(of_sums, run_sums),
@@ -277,5 +301,6 @@ ERRORS = {
     launch.WEIGHTS: weights_error,
     **dict.fromkeys(boundary.KERNELS, boundary_error),
     boundary.FINISH: finish_error,
+    last.LAST: last_error,
     **dict.fromkeys(boundary_backward.KERNELS, boundary_gradients_error),
 }
