@@ -16,8 +16,9 @@ Rule = Callable[[Binary], Iterator[str]]
 
 RECIPROCAL = {"nvidia": "rcp.approx.ftz.f32", "amd": "v_rcp_f32"}
 """runtime.device_math.reciprocal: one instruction, 1 ulp."""
-NORM = re.compile(r"(div\.full|sqrt\.rn)\.f32|v_(div_\w+|rcp|rsq|sqrt)_f32")
-"""Square root and division of a norm, once a token or a line, with the accuracy of their instructions."""
+NORM = re.compile(r"(div\.(full|rn)|sqrt\.rn)\.f32|v_(div_\w+|rcp|rsq|sqrt)_f32")
+"""Square root and division of a norm, once a token or a line, with the accuracy of their instructions; and
+the division by a scale, which is rounded once."""
 OF_INTEGERS = {"v_rcp_iflag_f32"}
 """The estimate from which AMD's code divides one index by another, exactly."""
 FUNCTIONS = {"ex2.approx.ftz.f32", "v_exp_f32", "v_log_f32"}
@@ -116,7 +117,7 @@ def allowed_parts(binary: Binary) -> set[str]:
 
 
 def reciprocal(binary: Binary) -> Iterator[str]:
-    """Every inverse but a norm's is the pinned one-instruction reciprocal; kernels that normalise have it."""
+    """Inverses but of norms and scales are the pinned one-instruction reciprocal; what normalises has it."""
     pinned = {RECIPROCAL[vendor(binary)]}
     found = named(binary, r"^(div|rcp|r?sqrt)\.|^v_(div|rcp|rsq|sqrt)_") - OF_INTEGERS
     of_norm = {op for op in found if NORM.fullmatch(op)} if has(binary, "norms") else set()

@@ -50,6 +50,7 @@ WORKLOADS = (
     "hc_partials", "hc_partials_padded", "mixes_odd", "mixes_odd_fp32", "hc_pre_tokens",
     "hc_pre_odd", "hc_pre_normed_odd", "hc_post_bias", "hc_post_five_streams", "hc_site_odd",
     "hc_site_eight_streams", "large_columns_first", "large_deepseek", "large_wide",
+    "quantize_mx", "quantize_fp32",
 )  # fmt: skip
 """Packed, padded and rectangular matrices, restarts, sums between warps through shared memory; linear
 attention by every kernel: sides that are padded, packed sequences, a chunk cut short at either end; dot

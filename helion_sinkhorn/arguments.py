@@ -16,7 +16,7 @@ from helion_sinkhorn.nearest import refused
 TAGS = ("bench", "ci", "implicit", "stress", "tune")
 OPERATORS = (
     "sinkhorn", "sinkhorn_large", "dot_compress", "linear_attention", "hc_split_sinkhorn", "hc_mixes",
-    "hc_pre", "hc_post", "hc_site", "sinkhorn_balance",
+    "hc_pre", "hc_post", "hc_site", "sinkhorn_balance", "quantize",
 )  # fmt: skip
 KERNELS = (
     "sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history", "sinkhorn_implicit_direct",
@@ -35,8 +35,9 @@ KERNELS = (
     "hc_pre_normed_forward", "hc_pre_normed_backward", "hc_post_forward", "hc_post_backward",
     "hc_site_weights", "hc_site_backward", "hc_boundary_split", "hc_boundary_forward", "hc_boundary_finish",
     "hc_boundary_backward", "hc_boundary_second", "hc_boundary_sums", "hc_boundary_projection",
+    "hc_boundary_last",
     "balance_norms", "balance_step", "balance_columns", "balance_finish", "balance_momentum",
-    "balance_update",
+    "balance_update", "quantize_groups",
 )  # fmt: skip
 
 FOLDER = "default: tuning_cache/ of the repository, or of the package where it is installed"

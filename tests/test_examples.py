@@ -89,6 +89,19 @@ def test_transformers_is_patched_and_restored(capsys, model, heads):
     assert f"Patched(connections=4, heads={heads}, layers=2)" in capsys.readouterr().out
 
 
+def test_a_served_model_says_the_same_with_this_residual_path(capsys):
+    pytest.importorskip("transformers", reason="needs the oracle extra: pip install transformers==5.23.0")
+    from examples import serve_transformers
+
+    sizes = "--hidden", "32", "--layers", "2", "--batch", "3", "--prompt", "7", "--steps", "3"
+    apart, same = serve_transformers.main([*sizes])
+    assert 0 < apart < 1e-5
+    assert same == 1
+    said = capsys.readouterr().out
+    assert "Patched(connections=4, heads=1, layers=2)" in said
+    assert said.count("tokens/s, decode") == 2
+
+
 def test_lora_learns_and_leaves_the_rest_frozen(monkeypatch, capsys):
     pytest.importorskip("transformers", reason="needs the oracle extra: pip install transformers==5.23.0")
     from examples import finetune_lora

@@ -75,3 +75,8 @@ def halves(low: Array, high: Array) -> Array:
 def half_bits(a: Array) -> Array:
     """float32 to float16, as its bits."""
     return a.astype(np.float16).view(np.uint16)
+
+
+def shifted_with_sign(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """b shifted right by the low four bits of a, copies of its sign in front; 16 bits each."""
+    return (b.view(np.int16) >> (a & np.uint16(15)).view(np.int16)).view(np.uint16)

@@ -69,6 +69,7 @@ SIMPLE: dict[str, Row] = {
     "v_ashrrev_i32": ("i", "ui", lambda a, b: b >> (a & LOW5).astype(np.int32)),
     "v_lshlrev_b16": ("s", "ss", lambda a, b: b << (a & np.uint16(15))),
     "v_lshrrev_b16": ("s", "ss", lambda a, b: b >> (a & np.uint16(15))),
+    "v_ashrrev_i16": ("s", "ss", bits.shifted_with_sign),
     "v_lshlrev_b64": ("U", "uU", lambda a, b: b << (a.astype(U64) & LOW6)),
     "v_lshrrev_b64": ("U", "uU", lambda a, b: b >> (a.astype(U64) & LOW6)),
     "v_ashrrev_i64": ("I", "uI", lambda a, b: b >> (a.astype(np.int64) & 63)),

@@ -21,6 +21,7 @@ from ci.operators.hc_site import wrong as hc_site_wrong
 from ci.operators.hc_split_sinkhorn import wrong as hc_split_sinkhorn_wrong
 from ci.operators.implicit import wrong as implicit_wrong
 from ci.operators.linear_attention import wrong as linear_attention_wrong
+from ci.operators.quantize import wrong as quantize_wrong
 from ci.operators.sinkhorn import steps as sinkhorn_steps
 from ci.operators.sinkhorn import wrong as sinkhorn_wrong
 from ci.operators.sinkhorn_large import wrong as sinkhorn_large_wrong
@@ -32,6 +33,7 @@ from helion_sinkhorn.lab.linear_attention.evidence import EVIDENCE as LINEAR_ATT
 from helion_sinkhorn.lab.mixes.evidence import EVIDENCE as HC_MIXES
 from helion_sinkhorn.lab.post.evidence import EVIDENCE as HC_POST
 from helion_sinkhorn.lab.pre.evidence import EVIDENCE as HC_PRE
+from helion_sinkhorn.lab.pre.quantized.evidence import EVIDENCE as QUANTIZE
 from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
 from helion_sinkhorn.lab.sinkhorn.evidence import EVIDENCE as SINKHORN
 from helion_sinkhorn.lab.sinkhorn.large.evidence import EVIDENCE as SINKHORN_LARGE
@@ -89,6 +91,7 @@ OPERATORS = {
     "sinkhorn_balance_step": dataclasses.replace(
         shown(BALANCE, balance_step_wrong), takes=balance_with(step=True)
     ),
+    "quantize": shown(QUANTIZE, quantize_wrong),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
-from helion_sinkhorn.ops.mhc.post.api import check_update
+from helion_sinkhorn.ops.mhc.post.api import check_update, hc_post
 from helion_sinkhorn.ops.mhc.site.crossing import Crossing, Update, check_site, crossing
 from helion_sinkhorn.runtime.checks import type_of
 
@@ -46,6 +47,24 @@ class Taken:
     def takes(self, streams: torch.Tensor) -> bool:
         """Whether this package computes a call with streams (..., n, C)."""
         return streams.shape[:-2].numel() >= self.least
+
+    def or_theirs(self, ours: Callable[..., Any], streams: str) -> Callable[..., Any]:
+        """(theirs, *given, **options): `ours` of what is taken, whose argument of streams has this name."""
+        at = [*inspect.signature(ours).parameters].index(streams)
+
+        @functools.wraps(ours)
+        def call(theirs: Callable[..., Any], *given: Any, **options: Any) -> Any:
+            is_ours = self.takes(options[streams] if streams in options else given[at])
+            return (ours if is_ours else theirs)(*given, **options)
+
+        return call
+
+
+def mhc_post(
+    x: torch.Tensor, residual: torch.Tensor, post_layer_mix: torch.Tensor, comb_res_mix: torch.Tensor
+) -> torch.Tensor:
+    """The new streams, by `hc_post`; the arguments of both servers."""
+    return hc_post(x, residual, per_stream(post_layer_mix, residual), comb_res_mix)
 
 
 def seam(

@@ -12,16 +12,14 @@ from typing import Any
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from helion_sinkhorn.integrations.servers import Taken, check_parameters, per_stream, seam
+from helion_sinkhorn.integrations.servers import Taken, check_parameters, mhc_post, seam
 from helion_sinkhorn.mhc.functional import hc_head
-from helion_sinkhorn.ops.mhc.post.api import hc_post
 
 TESTED = "sglang==0.5.23"
 taken = Taken()
 
 
 def mhc_pre(
-    theirs: Callable[..., Any],
     residual: torch.Tensor,
     fn: torch.Tensor,
     hc_scale: torch.Tensor,
@@ -39,30 +37,11 @@ def mhc_pre(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """post (..., n, 1), comb and the sublayer's input, by `hc_site`."""
     constants = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
-    if not taken.takes(residual):
-        return theirs(
-            residual, fn, hc_scale, hc_base, *constants, n_splits, n_splits_pre,
-            norm_weight=norm_weight, norm_eps=norm_eps,
-        )  # fmt: skip
     site = seam(None, residual, (fn, hc_scale, hc_base), constants, norm_weight, norm_eps)
     return site.post.unsqueeze(-1), site.comb, site.y
 
 
-def mhc_post(
-    theirs: Callable[..., Any],
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    post_layer_mix: torch.Tensor,
-    comb_res_mix: torch.Tensor,
-) -> torch.Tensor:
-    """The new streams, by `hc_post`."""
-    if not taken.takes(residual):
-        return theirs(x, residual, post_layer_mix, comb_res_mix)
-    return hc_post(x, residual, per_stream(post_layer_mix, residual), comb_res_mix)
-
-
 def fused_hc_head(
-    theirs: Callable[..., Any],
     x: torch.Tensor,
     hc_fn: torch.Tensor,
     hc_scale: torch.Tensor,
@@ -71,8 +50,6 @@ def fused_hc_head(
     hc_eps: float,
 ) -> torch.Tensor:
     """The last collapse, by `hc_head`."""
-    if not taken.takes(x):
-        return theirs(x, hc_fn, hc_scale, hc_base, norm_eps, hc_eps)
     return hc_head(x, hc_fn, hc_scale.reshape(1), hc_base, norm_eps=norm_eps, eps=hc_eps)
 
 
@@ -102,9 +79,9 @@ def post_fusion(
 
 
 HOOKS = {
-    "sglang.kernels.ops.layernorm.mhc.mhc_pre": mhc_pre,
-    "sglang.kernels.ops.layernorm.mhc.mhc_post": mhc_post,
-    "sglang.kernels.ops.layernorm.mhc_head.fused_hc_head": fused_hc_head,
+    "sglang.kernels.ops.layernorm.mhc.mhc_pre": taken.or_theirs(mhc_pre, "residual"),
+    "sglang.kernels.ops.layernorm.mhc.mhc_post": taken.or_theirs(mhc_post, "residual"),
+    "sglang.kernels.ops.layernorm.mhc_head.fused_hc_head": taken.or_theirs(fused_hc_head, "x"),
     "sglang.srt.models.deepseek_v4_mhc._post_fusion": post_fusion,
 }
 

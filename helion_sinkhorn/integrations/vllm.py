@@ -5,6 +5,7 @@ vllm is no dependency of the package: only this module imports it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,8 @@ import torch
 from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers import mhc
 
-from helion_sinkhorn.integrations.servers import Taken, check_parameters, per_stream, seam
+from helion_sinkhorn.integrations.servers import Taken, check_parameters, mhc_post, seam
 from helion_sinkhorn.mhc.functional import hc_head as head
-from helion_sinkhorn.ops.mhc.post.api import hc_post
 from helion_sinkhorn.runtime.gradients import NAMESPACE
 
 TESTED = "vllm==0.33.0"
@@ -40,8 +40,6 @@ def mhc_pre(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """post (..., n, 1), comb and the sublayer's input, by `hc_site`."""
     constants = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
-    if not taken.takes(residual):
-        return _left["mhc_pre"](residual, fn, hc_scale, hc_base, *constants, n_splits, norm_weight, norm_eps)
     site = seam(None, residual, (fn, hc_scale, hc_base), constants, norm_weight, norm_eps)
     return site.post.unsqueeze(-1), site.comb, site.y
 
@@ -97,15 +95,6 @@ def mhc_pre_delayed_fake(residual, *others):
     return streams, post, _combs(residual), _collapsed(residual), post.new_empty(residual.shape[:-1])
 
 
-def mhc_post(
-    x: torch.Tensor, residual: torch.Tensor, post_layer_mix: torch.Tensor, comb_res_mix: torch.Tensor
-) -> torch.Tensor:
-    """The new streams, by `hc_post`."""
-    if not taken.takes(residual):
-        return _left["mhc_post"](x, residual, post_layer_mix, comb_res_mix)
-    return hc_post(x, residual, per_stream(post_layer_mix, residual), comb_res_mix)
-
-
 def mhc_post_fake(x, residual, *others):
     return torch.empty_like(residual)
 
@@ -119,8 +108,6 @@ def hc_head(
     hc_eps: float,
 ) -> torch.Tensor:
     """The last collapse, by `hc_head`."""
-    if not taken.takes(hidden_states):
-        return _left["hc_head"](hidden_states, hc_fn, hc_scale, hc_base, rms_norm_eps, hc_eps)
     return head(hidden_states, hc_fn, hc_scale.reshape(1), hc_base, norm_eps=rms_norm_eps, eps=hc_eps)
 
 
@@ -148,11 +135,6 @@ def mhc_fused_post_pre(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The new streams, their post (..., n, 1), comb and the next sublayer's input, by `hc_boundary`."""
     constants = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
-    if not taken.takes(residual):
-        return _left["mhc_fused_post_pre"](
-            x, residual, post_layer_mix, comb_res_mix, fn, hc_scale, hc_base, *constants,
-            n_splits, tile_n, norm_weight, norm_eps,
-        )  # fmt: skip
     update = x, post_layer_mix, comb_res_mix
     found = seam(update, residual, (fn, hc_scale, hc_base), constants, norm_weight, norm_eps)
     return found.residual, found.post.unsqueeze(-1), found.comb, found.y
@@ -174,12 +156,23 @@ def _collapsed(streams: torch.Tensor) -> torch.Tensor:
     return streams.new_empty((*streams.shape[:-2], streams.size(-1)))
 
 
+def _or_left(ours: Callable[..., Any], streams: str = "residual") -> Callable[..., Any]:
+    """`ours`, or vLLM's method where a call is left to it."""
+    run = taken.or_theirs(ours, streams)
+
+    @functools.wraps(ours)
+    def call(*given: Any) -> Any:
+        return run(_left[ours.__name__], *given)
+
+    return call
+
+
 OPERATORS = {
-    "MHCPreOp": (mhc_pre, mhc_pre_fake),
+    "MHCPreOp": (_or_left(mhc_pre), mhc_pre_fake),
     "MHCPreDelayedOp": (mhc_pre_delayed, mhc_pre_delayed_fake),
-    "MHCPostOp": (mhc_post, mhc_post_fake),
-    "HCHeadOp": (hc_head, hc_head_fake),
-    "MHCFusedPostPreOp": (mhc_fused_post_pre, mhc_fused_post_pre_fake),
+    "MHCPostOp": (_or_left(mhc_post), mhc_post_fake),
+    "HCHeadOp": (_or_left(hc_head, "hidden_states"), hc_head_fake),
+    "MHCFusedPostPreOp": (_or_left(mhc_fused_post_pre), mhc_fused_post_pre_fake),
 }
 """vLLM's classes, and the operators that replace their methods for a GPU."""
 

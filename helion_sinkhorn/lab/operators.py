@@ -12,6 +12,7 @@ from helion_sinkhorn.lab.linear_attention.evidence import EVIDENCE as LINEAR_ATT
 from helion_sinkhorn.lab.mixes.evidence import EVIDENCE as HC_MIXES
 from helion_sinkhorn.lab.post.evidence import EVIDENCE as HC_POST
 from helion_sinkhorn.lab.pre.evidence import EVIDENCE as HC_PRE
+from helion_sinkhorn.lab.pre.quantized.evidence import EVIDENCE as QUANTIZE
 from helion_sinkhorn.lab.sinkhorn.evidence import EVIDENCE as SINKHORN
 from helion_sinkhorn.lab.sinkhorn.large.evidence import EVIDENCE as SINKHORN_LARGE
 from helion_sinkhorn.lab.site.evidence import EVIDENCE as HC_SITE
@@ -19,7 +20,7 @@ from helion_sinkhorn.lab.split.evidence import EVIDENCE as HC_SPLIT_SINKHORN
 
 ROWS = (
     SINKHORN, SINKHORN_LARGE, DOT_COMPRESS, LINEAR_ATTENTION, HC_SPLIT_SINKHORN, HC_MIXES, HC_PRE, HC_POST,
-    HC_SITE, SINKHORN_BALANCE,
+    HC_SITE, SINKHORN_BALANCE, QUANTIZE,
 )  # fmt: skip
 OPERATORS: dict[str, Evidence] = {row.name: row for row in ROWS}
 KERNELS = {name: kernel for row in OPERATORS.values() for name, kernel in row.kernels.items()}

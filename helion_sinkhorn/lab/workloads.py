@@ -15,6 +15,8 @@ from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
 from helion_sinkhorn.lab.post import workloads as hc_post
 from helion_sinkhorn.lab.post.workloads import HcPostWorkload
 from helion_sinkhorn.lab.pre import workloads as hc_pre
+from helion_sinkhorn.lab.pre.quantized import workloads as quantize
+from helion_sinkhorn.lab.pre.quantized.workloads import QuantizeWorkload
 from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
 from helion_sinkhorn.lab.sinkhorn import workloads as sinkhorn
 from helion_sinkhorn.lab.sinkhorn.large import workloads as sinkhorn_large
@@ -30,6 +32,7 @@ Row = TypeVar("Row")
 _ROWS = (
     *sinkhorn.ROWS, *sinkhorn_large.ROWS, *dot_compress.ROWS, *linear_attention.ROWS,
     *hc_split_sinkhorn.ROWS, *hc_mixes.ROWS, *hc_pre.ROWS, *hc_post.ROWS, *hc_site.ROWS, *balance.ROWS,
+    *quantize.ROWS,
 )  # fmt: skip
 Workload = (
     SinkhornWorkload
@@ -42,6 +45,7 @@ Workload = (
     | HcPostWorkload
     | HcSiteWorkload
     | BalanceWorkload
+    | QuantizeWorkload
 )
 WORKLOADS: dict[str, Workload] = {w.name: w for w in _ROWS}
 assert len(WORKLOADS) == len(_ROWS)

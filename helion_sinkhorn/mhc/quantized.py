@@ -6,17 +6,23 @@ from typing import NamedTuple
 
 import torch
 
-from helion_sinkhorn.runtime.checks import check_finite, check_int, check_option, check_tensor
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.ops.mhc.pre.quantized import eager, torch_op
+from helion_sinkhorn.ops.mhc.pre.quantized.eager import LARGEST
+from helion_sinkhorn.ops.mhc.pre.quantized.space import GROUPS
+from helion_sinkhorn.runtime.checks import (
+    check_finite,
+    check_implementation,
+    check_int,
+    check_option,
+    check_tensor,
+    implementation_for,
+)
+from helion_sinkhorn.runtime.tokens import register_sharding_for
 
-LARGEST = 448.0
-"""The largest float8_e4m3fn."""
 SCALES = ("float32", "e8m0")
 LAYOUTS = ("row", "column")
 LEAST_FLOOR = 1e-30
 """With a smaller floor a scale might be near float32's smallest normal number, which some devices flush."""
-NOT_A_NUMBER = 255
-"""The exponent field of float32's NaN and infinity, and e8m0's NaN."""
 
 
 class Quantized(NamedTuple):
@@ -29,7 +35,13 @@ class Quantized(NamedTuple):
 
 
 def quantize(
-    u: torch.Tensor, *, group: int = 128, scales: str = "float32", layout: str = "row", floor: float = 1e-10
+    u: torch.Tensor,
+    *,
+    group: int = 128,
+    scales: str = "float32",
+    layout: str = "row",
+    floor: float = 1e-10,
+    implementation: str = "auto",
 ) -> Quantized:
     """Round the input of a sublayer to float8 e4m3, with a scale for each group of G columns of a token.
 
@@ -54,6 +66,8 @@ def quantize(
             groups are 0.
         floor: the least value of a group's largest entry, 1e-30 to 448; vLLM and SGLang use 1e-10, DeepGEMM
             1e-4.
+        implementation: "auto" takes the Helion kernel on a GPU for G = 16, 32, 64, 128 or 256, and PyTorch
+            elsewhere and in float64; "helion" and "pytorch" ask for one of them.
 
     Returns:
         values (..., C), contiguous, and scales.
@@ -63,19 +77,20 @@ def quantize(
         it, so nothing saturates.  With e8m0 the bits are those of DeepGEMM's PyTorch function
         `per_token_cast_to_fp8` for the same floor; with float32 that function multiplies by a rounded 1 / s,
         and one value in 2,000 differs.  A group with a NaN or an infinity has scale NaN and values NaN.
-        PyTorch computes it on every device, with three or more kernels on a GPU; torch.compile makes fewer,
-        but on a CPU it supports only the packed int32 and not float8_e8m0fnu.  A token's results do not
-        depend on the tokens around it.
+        The kernel and PyTorch give equal bits, and a token's results do not depend on the tokens around
+        it.  torch.compile for a CPU supports only the packed int32 and not float8_e8m0fnu.
 
     Raises:
         TypeError: u is no floating-point tensor, group no int, floor no number.
         ValueError: C is no multiple of G, an option is unknown or out of range, or layout="column" and u has
             one dimension.
         RuntimeError: u requires a gradient, and gradients are enabled; quantize has none.
+        NotImplementedError: implementation="helion" on a CPU, in float64, or for another G.
 
     Source: OCP Microscaling Formats (MX) 1.0 for e8m0.  Its scale is the largest power of two not above
         max|u| / 256 and lets entries saturate; the scale here is DeepSeek's.
     """
+    implementation = check_implementation(implementation)
     check_tensor("u", u, "(..., C)")
     group = check_int("group", group, 1)
     check_option("scales", scales, SCALES)
@@ -94,46 +109,11 @@ def quantize(
             "u requires a gradient, and rounding to float8 has none; quantize for inference, under "
             "torch.no_grad()"
         )
-    parts = u.to(computing(u.dtype)).unflatten(-1, (u.size(-1) // group, group))
-    largest = parts.abs().amax(-1).clamp(min=floor)
-    exponents = None
-    if scales == "e8m0":
-        exponents, scale = _power_of_two(largest.float())
-    else:
-        scale = torch.where(largest.isinf(), torch.nan, largest / LARGEST).float()
-    values = (parts / scale.to(parts.dtype).unsqueeze(-1)).to(torch.float8_e4m3fn).flatten(-2)
-    if layout == "column":
-        return Quantized(values, _by_column(scale if exponents is None else _packed(exponents)))
-    if exponents is None:
-        return Quantized(values, scale)
-    return Quantized(values, exponents.to(torch.uint8).view(torch.float8_e8m0fnu))
-
-
-def _power_of_two(largest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The smallest power of two that is at least largest / 448: its biased exponent, int32, and its float32.
-
-    It is computed from the bits of a float32, since a logarithm may be wrong near a power of two.  448 is
-    1.75 times 2^8.
-    """
-    bits = largest.view(torch.int32)
-    exponent, mantissa = bits >> 23, bits & 0x7FFFFF
-    found = exponent - 8 + (mantissa > 0x600000).int()
-    found = torch.where(exponent == NOT_A_NUMBER, NOT_A_NUMBER, found)
-    power = (found << 23).view(torch.float32)
-    return found, torch.where(found == NOT_A_NUMBER, torch.nan, power)
-
-
-def _packed(exponents: torch.Tensor) -> torch.Tensor:
-    """Exponents packed four groups to an int32, with the first in the lowest byte."""
-    missing = -exponents.size(-1) % 4
-    first, second, third, fourth = (
-        torch.nn.functional.pad(exponents, (0, missing)).unflatten(-1, (-1, 4)).unbind(-1)
+    beyond = (
+        None if group in GROUPS else lambda: f"the kernel takes groups of {GROUPS} columns, group is {group}"
     )
-    return first | second << 8 | third << 16 | fourth << 24
-
-
-def _by_column(scales: torch.Tensor) -> torch.Tensor:
-    """Scales (..., T, K) with tokens as neighbours in memory, and every group at a multiple of 4 tokens."""
-    tokens = scales.size(-2)
-    padded = torch.nn.functional.pad(scales.mT, (0, -tokens % 4))
-    return padded.contiguous()[..., :tokens].mT
+    given = u, group, scales, layout, float(floor)
+    if implementation_for(implementation, "u", u, beyond) == "pytorch":
+        return Quantized(*eager.forward(*given))
+    register_sharding_for(u)
+    return Quantized(*torch_op.call(*given))

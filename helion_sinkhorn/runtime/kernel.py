@@ -58,7 +58,8 @@ class Kernel:
     """How NVIDIA multiplies float32 matrices: "ieee", or "tf32x3", three products of parts, to 2^-21."""
     traits: frozenset[str] = frozenset()
     """What checks of machine code ask: "normalises" matrices by reciprocals, has "gates" beside them,
-    "returns float32" whatever the dtype, takes "norms" by square root and division, "splits" numbers."""
+    "returns float32" whatever the dtype, takes "norms" by square root and division, or divides by scales,
+    "splits" numbers."""
     similar: Callable[[Any], Any] | None = None
     """A call that is tuned, whose configs are as good as any for a call that is not."""
     size: Callable[[Any], int] | None = None

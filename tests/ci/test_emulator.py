@@ -149,6 +149,7 @@ def test_immediates_of_sixteen_bits_have_a_sign():
          10 & (12 | 6)),
         ("v_bitop3_b32 v0, v1, v2, v3 bitop3:0x36", {"v1": U32(12), "v2": U32(10), "v3": U32(6)},
          (12 | 6) ^ 10),
+        ("v_ashrrev_i16_e32 v0, 4, v1", {"v1": U32(0x12348003)}, 0xF800),
         ("v_bfe_i32 v0, v1, 2, 1", {"v1": U32(4)}, 0xFFFFFFFF),
         ("v_bfe_u32 v0, v1, 4, 8", {"v1": U32(0x1234)}, 0x23),
         ("v_perm_b32 v0, v1, v2, s2", {"v1": U32(0x77665544), "v2": U32(0x33221100), "s2": 0x0C040207},

@@ -18,10 +18,13 @@ from helion_sinkhorn.ops.mhc.mixes.space import MixesCall
 from helion_sinkhorn.ops.mhc.post import launch as post
 from helion_sinkhorn.ops.mhc.post.space import PostCall
 from helion_sinkhorn.ops.mhc.pre import launch as pre
+from helion_sinkhorn.ops.mhc.pre.quantized import launch as quantized
+from helion_sinkhorn.ops.mhc.pre.quantized.space import QuantizeCall
 from helion_sinkhorn.ops.mhc.pre.space import PreCall
 from helion_sinkhorn.ops.mhc.site import launch as site
 from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as backward
+from helion_sinkhorn.ops.mhc.site.boundary.last.launch import LAST
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.mhc.split import launch as split
 from helion_sinkhorn.ops.mhc.split.space import HcCall
@@ -47,6 +50,8 @@ def wanted(kernel: str, n: int) -> Wanted:
         post.BACKWARD: Wanted(2 * n + 1, n + 1, (n**2 + n) * 8),
         pre.FORWARD: Wanted(n, 1, 0),
         pre.BACKWARD: Wanted(n + 1, n, n * 8 if n == 4 else None),
+        # eight codes a thread
+        quantized.NAME: Wanted(1, exchanges=2),
         mixes.PARTIALS: Wanted(1, matrix=True),
         mixes.BACKWARD: Wanted(1, 1, matrix=True),
         # comb columns are read at once; 27 sums, and a narrow result that changes threads on its way
@@ -55,6 +60,7 @@ def wanted(kernel: str, n: int) -> Wanted:
         split.BACKWARD: Wanted(1, exchanges=27 * 6 + 16),
         site.BACKWARD: Wanted(1, 1, matrix=True),
         boundary.FORWARD: Wanted(1, 1, matrix=True),
+        LAST: Wanted(n + 1, 1),
         backward.BACKWARD: Wanted(1, 1, 0, matrix=True),
         backward.PROJECTION: Wanted(matrix=True),
     }.get(kernel, Wanted(1) if kernel in site.KERNELS else Wanted())
@@ -71,6 +77,8 @@ SMALLEST = {
     "hc_split_sinkhorn": (HcCall("float32", 4, 2, True), (split.BACKWARD,)),
     "hc_site": (SiteCall("bfloat16", 4, 7168, "float32"), tuple(site.KERNELS)),
     "hc_boundary": (MODEL, (boundary.FORWARD,)),
+    "hc_last": (MODEL, (LAST,)),
+    "quantize": (QuantizeCall("bfloat16", 7168, 32, "e8m0", "column"), (quantized.NAME,)),
 }
 ALWAYS = "hc_pre", "hc_split_sinkhorn"
 ROWS = [

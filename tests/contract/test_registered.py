@@ -27,8 +27,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 OPCHECKED = "contiguous", "tokens swapped", "no tokens"
 """Layouts that take a second an operator; the fakes below are compared for all."""
-WITHOUT_GRADIENT = {"sinkhorn_balance", "sinkhorn_balance_into", "sinkhorn_balance_step"}
-"""tests/balance/test_api.py has what holds of them."""
+WITHOUT_GRADIENT = {
+    "sinkhorn_balance",
+    "sinkhorn_balance_into",
+    "sinkhorn_balance_step",
+    "quantize",
+    "hc_last",
+}
+"""Tests of their own have what holds of them: of balance, quantized_kernel and last."""
 WITHOUT_AOT = "test_schema", "test_faketensor", "test_autograd_registration"
 OPERATORS = {
     name.removeprefix("helion_sinkhorn::")

@@ -483,9 +483,9 @@ def test_sglang_computes_the_seam_of_v41(sglang):
 def test_sglang_keeps_what_is_not_ours(sglang):
     few, many = drawn(LEAST - 1), drawn()
     site = few.fn, few.scale, few.base, *CONSTANTS
-    assert sglang.mhc.mhc_pre(few.residual, *site, norm_weight=few.weight, norm_eps=NORM_EPS) == "mhc_pre"
+    assert sglang.mhc.mhc_pre(few.residual, *site, 3, norm_weight=few.weight, norm_eps=NORM_EPS) == "mhc_pre"
     seen = sglang.left["mhc_pre"]
-    assert (seen["rms_eps"], seen["sinkhorn_repeat"], seen["n_splits_pre"]) == (CONSTANTS[0], 20, 32)
+    assert (seen["rms_eps"], seen["sinkhorn_repeat"], seen["n_splits"]) == (CONSTANTS[0], 20, 3)
     assert seen["norm_weight"] is few.weight
     assert sglang.mhc.mhc_post(few.x, few.residual, few.post, few.comb) == "mhc_post"
     assert sglang.left["mhc_post"]["comb_res_mix"] is few.comb

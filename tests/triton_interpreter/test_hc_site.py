@@ -7,8 +7,10 @@ import dataclasses
 import pytest
 import torch
 from hc_boundaries import boundary_inputs
+from hc_streams import post_inputs
 
 from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.lab.pre.normed import budget as normed_budget
 from helion_sinkhorn.lab.rounding import worst
 from helion_sinkhorn.lab.site.budget import RESULTS, evaluated
 from helion_sinkhorn.lab.site.trials import (
@@ -19,10 +21,13 @@ from helion_sinkhorn.lab.site.trials import (
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.ops.mhc.options import SiteOptions
 from helion_sinkhorn.ops.mhc.out import Out
+from helion_sinkhorn.ops.mhc.post import launch as post_launch
+from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
 from helion_sinkhorn.ops.mhc.pre.normed import launch as normed_launch
 from helion_sinkhorn.ops.mhc.site import launch
 from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_backward
+from helion_sinkhorn.ops.mhc.site.boundary.last import launch as last_launch
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import default_choice
 
@@ -168,3 +173,18 @@ def test_the_norm_of_a_boundary():
         found.append(boundary_backward.gradients(given, pass_of, wanted)[:4])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-5 * b.abs().max().item())
+
+
+@pytest.mark.parametrize(("n", "dtype", "order"), [(4, torch.bfloat16, "io"), (3, torch.float32, "oi")])
+@pytest.mark.parametrize("norm", [False, True])
+def test_the_last_collapse(n, dtype, order, norm):
+    """By streams of hc_post's own code, which have the same bits; columns are padded."""
+    f, x, post, comb, bias, _ = post_inputs(2, 3, n=n, c=67, dtype=dtype)
+    weights, of_norm = post.sigmoid(), torch.linspace(0.5, 1.5, 67) if norm else None
+    streams = post_launch.forward(f, x, post, comb, bias, order)
+    y = last_launch.forward(f, x, post, comb, bias, weights, of_norm, 1e-3, order)
+    if norm:
+        given = streams, weights, torch.zeros_like(y), of_norm.unsqueeze(0), 1e-3
+        assert worst(y, normed_budget.exact(*given)["u"], normed_budget.error_budget(*given)["u"]) <= 1
+    else:
+        assert torch.equal(y, pre_launch.forward(streams, weights))

@@ -125,7 +125,14 @@ def test_candidates_are_few_distinct_and_begin_with_the_default(kernel):
     assert groups
     # a config of these decides in which order a token's columns are added up, or a call of many iterations
     # launches them once
-    alone = "hc_pre_backward", "hc_pre_normed_forward", "hc_site_weights", "hc_boundary_finish", *ONCE
+    alone = (
+        "hc_pre_backward",
+        "hc_pre_normed_forward",
+        "hc_site_weights",
+        "hc_boundary_finish",
+        "hc_boundary_last",
+        *ONCE,
+    )
     fewest = 1 if kernel in alone else 2
     for group, key in itertools.product(groups, DEVICES):
         choices = candidates(KERNELS[kernel], group.call, DEVICES[key])

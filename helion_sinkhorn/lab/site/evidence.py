@@ -25,6 +25,8 @@ from helion_sinkhorn.ops.mhc.site.api import hc_site
 from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_backward
 from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
+from helion_sinkhorn.ops.mhc.site.boundary.last import launch as last
+from helion_sinkhorn.ops.mhc.site.boundary.last import space as last_space
 from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
 
 OF_TOKENS = ("y", "post", "comb", "dx")
@@ -38,7 +40,7 @@ BOUNDARY = {
 """The results that show what each kernel of hc_boundary did."""
 NAMES = ("x", "dresidual", "dy", "dpost", "dcomb", "fn", "scale", "base")
 """The inputs, in order; if the workload crosses, those of `make_update` follow."""
-KERNELS = {**launch.KERNELS, **boundary.KERNELS, **boundary_backward.KERNELS}
+KERNELS = {**launch.KERNELS, **boundary.KERNELS, **boundary_backward.KERNELS, last.LAST: last.KERNEL}
 
 
 def kernel_calls(workload: HcSiteWorkload) -> Iterator[tuple[str, Any]]:
@@ -46,6 +48,8 @@ def kernel_calls(workload: HcSiteWorkload) -> Iterator[tuple[str, Any]]:
     of_boundary = (*boundary.KERNELS, *boundary_backward.KERNELS) if workload.n <= MOST_STREAMS else ()
     for name in (*launch.KERNELS, *of_boundary):
         yield name, call
+    if workload.n <= last_space.MOST_STREAMS and 1 < workload.c <= last_space.MOST_COLUMNS:
+        yield last.LAST, launch.call_for(workload.n, workload.c, workload.dtype, "float32")
 
 
 def results(workload: HcSiteWorkload) -> tuple[str, ...]:
@@ -223,7 +227,7 @@ def call_public(workload: HcSiteWorkload, empty: Callable[..., torch.Tensor]) ->
 def joined() -> dict[str, tuple[str, ...]]:
     """The results of each kernel, with hc_boundary's own after those of hc_site that it also computes."""
     own = {kernel: tuple(PREFIX + name for name in names) for kernel, names in crossing.COMPUTES.items()}
-    kernels = {**COMPUTES, **BOUNDARY, boundary_backward.SUMS: ()}
+    kernels = {**COMPUTES, **BOUNDARY, boundary_backward.SUMS: (), last.LAST: ()}
     return {kernel: (*names, *own.get(kernel, ())) for kernel, names in kernels.items()}
 
 

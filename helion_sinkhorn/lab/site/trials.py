@@ -9,9 +9,9 @@ from helion_sinkhorn.lab.evidence import Alone, Tensors
 from helion_sinkhorn.lab.mixes import budget as of_mixes
 from helion_sinkhorn.lab.post import budget as of_post
 from helion_sinkhorn.lab.pre import budget as of_pre
-from helion_sinkhorn.lab.pre.normed import budget as of_normed
 from helion_sinkhorn.lab.rounding import worst
 from helion_sinkhorn.lab.site.boundary.backward import budget as of_boundary_gradients
+from helion_sinkhorn.lab.site.boundary.trials import JUDGED_TOKENS, last_error, norm_error, of_last, run_last
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
 from helion_sinkhorn.ops.mhc.options import SiteOptions
@@ -23,11 +23,10 @@ from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_ba
 from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
 from helion_sinkhorn.ops.mhc.site.boundary.backward.space import CHUNK
 from helion_sinkhorn.ops.mhc.site.boundary.finish import launch as finish
+from helion_sinkhorn.ops.mhc.site.boundary.last.launch import LAST
 from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS, chunk_of
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice
-
-JUDGED_TOKENS = 16
 
 
 def of_collapse(call: SiteCall, batch: int, device: str) -> Tensors:
@@ -203,10 +202,8 @@ def run_finish(call: SiteCall, choice: Choice, partials, squares, scale, base, s
 def finish_error(call: SiteCall, choice: Choice, device: str) -> float:
     """The error of what is normalised, by weights of the kernel's own; coefficients are results of `run`."""
     operands = of_finish(call, JUDGED_TOKENS, device)
-    pre, *_, y = (t.cpu() for t in run_finish(call, choice, *operands))
-    *_, streams, weight = (t.cpu() for t in operands)
-    given = streams[None], pre[None], torch.zeros_like(y)[None], weight[None], SiteOptions().y_norm_eps
-    return worst(y[None], of_normed.exact(*given)["u"], of_normed.error_budget(*given)["u"])
+    pre, *_, y = run_finish(call, choice, *operands)
+    return norm_error(y, operands[-2], pre, operands[-1])
 
 
 def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> float:
@@ -269,6 +266,7 @@ ALONE = {
     boundary.SPLIT: Alone(fn_alone, run_split),
     boundary.FORWARD: Alone(of_boundary, run_boundary),
     boundary.FINISH: Alone(of_finish, run_finish),
+    LAST: Alone(of_last, run_last),
     boundary_backward.BACKWARD: Alone(of_boundary_backward, run_boundary_backward),
     boundary_backward.SECOND: Alone(of_second, run_second),
     boundary_backward.SUMS: Alone(of_sums, run_sums),
@@ -278,5 +276,6 @@ ERRORS = {
     launch.WEIGHTS: weights_error,
     **dict.fromkeys(boundary.KERNELS, boundary_error),
     boundary.FINISH: finish_error,
+    LAST: last_error,
     **dict.fromkeys(boundary_backward.KERNELS, boundary_gradients_error),
 }

@@ -21,6 +21,7 @@ from helion_sinkhorn.mhc.boundary import hc_boundary
 from helion_sinkhorn.ops.mhc.site.boundary import launch
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as backward
 from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
+from helion_sinkhorn.ops.mhc.site.boundary.last import launch as last
 
 PREFIX = "boundary "
 SUMS, OF_UPDATE = budget.RESULTS[-3:], budget.OF_UPDATE
@@ -30,7 +31,7 @@ BIAS = budget.BIAS
 COMPUTES = {
     launch.SPLIT: ("pre", "post", "comb"), launch.FORWARD: VALUES, launch.FINISH: ("pre", "post", "comb"),
     backward.BACKWARD: (*OF_UPDATE, "dweights"), backward.SECOND: OF_UPDATE,
-    backward.SUMS: ("dpost", "dcomb", "dweights"), backward.PROJECTION: ("dfn",),
+    backward.SUMS: ("dpost", "dcomb", "dweights"), backward.PROJECTION: ("dfn",), last.LAST: ("y",),
 }  # fmt: skip
 """The results that show what each kernel did."""
 OF_ARGUMENTS = {
@@ -140,6 +141,9 @@ def one_launch(
     norm = norm_for(choices, w, f.device)
     made = launch.forward(*update, None, *site, norm, *w.arguments, choices=choices)
     found = dict(zip(VALUES, made, strict=False))
+    if last.LAST in choices:
+        by = found["pre"] if w.own_weights else weights
+        found["y"] = last.forward(*update, None, by, None, 1e-6, w.comb_order, choices[last.LAST])
     if {*of} <= {*VALUES}:
         return found
     upstream, kept = upstream_of(w, dresidual, dy, dpre, dpost, dcomb), (*update, *site, None, made[0])

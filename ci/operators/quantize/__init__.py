@@ -1,0 +1,1 @@
+"""Correct and wrong implementations of quantize, for the gate."""

@@ -1,0 +1,1 @@
+"""quantize: the calls of its kernel, and what they have to give, bit for bit."""

@@ -1,0 +1,87 @@
+"""From tensors to the launch of quantize: memory for its results, views, the choice of configs."""
+
+from __future__ import annotations
+
+import functools
+import struct
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.ops.mhc.pre.quantized.space import QuantizeCall, default, space
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
+from helion_sinkhorn.runtime.launch import Chosen, launch
+from helion_sinkhorn.runtime.views import flattened
+
+NAME = "quantize_groups"
+
+
+def has_cast(chosen: Chosen) -> bool:
+    """Whether the device rounds to e4m3 by an instruction whose results are those of PyTorch."""
+    return chosen.reciprocal == "ptx" and int(chosen.device.arch[2:]) >= 89
+
+
+def facts(chosen: Chosen, call: QuantizeCall, *numbers: int) -> tuple[Any, ...]:
+    """What the body takes after its tensors."""
+    forms = call.scales == "e8m0", call.layout == "column"
+    return *numbers, call.columns // call.group, *forms, has_cast(chosen), chosen.interpret
+
+
+KERNELS = {
+    NAME: Kernel(
+        NAME,
+        f"helion_sinkhorn.ops.mhc.pre.quantized.kernels:{NAME}",
+        QuantizeCall,
+        default,
+        space,
+        facts,
+        traits=frozenset({"norms"}),
+        numbers=2,
+    )
+}
+
+
+@functools.lru_cache(maxsize=4096)
+def call_for(dtype: torch.dtype, columns: int, group: int, scales: str, layout: str) -> QuantizeCall:
+    """What the config of a call is chosen for."""
+    return QuantizeCall(str(dtype)[6:], columns, group, scales, layout)
+
+
+@functools.lru_cache(maxsize=64)
+def bits_of(number: float) -> int:
+    """The bits of a float32."""
+    return struct.unpack("i", struct.pack("f", number))[0]
+
+
+def room(u: torch.Tensor, group: int, scales: str, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for (values, scales), scales as they lie: (..., K, T padded) by columns."""
+    groups, is_power = u.size(-1) // group, scales == "e8m0"
+    values = torch.empty(u.shape, dtype=torch.float8_e4m3fn, device=u.device)
+    if layout == "row":
+        kind = torch.float8_e8m0fnu if is_power else torch.float32
+        return values, u.new_empty((*u.shape[:-1], groups), dtype=kind)
+    rows = (groups + 3) // 4 if is_power else groups
+    shape = *u.shape[:-2], rows, (u.size(-2) + 3) // 4 * 4
+    # the kernel writes a byte for each group, and not those that the last int32 lacks
+    make = u.new_zeros if is_power and groups % 4 else u.new_empty
+    return values, make(shape, dtype=torch.int32 if is_power else torch.float32)
+
+
+def as_returned(scales: torch.Tensor, u: torch.Tensor, layout: str) -> torch.Tensor:
+    """Scales (..., T, K) of those that `room` made."""
+    return scales if layout == "row" else scales[..., : u.size(-2)].mT
+
+
+def forward(
+    u: torch.Tensor, group: int, scales: str, layout: str, floor: float, choice: Choice | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(values, scales); the contract is mhc.quantized.quantize's."""
+    values, made = room(u, group, scales, layout)
+    rows = flattened(u, 1).view(-1, group)
+    codes = values.view(torch.uint8).view(-1, group)
+    flat = (made.view(torch.uint8) if scales == "e8m0" else made).view(-1)
+    call = call_for(u.dtype, u.size(-1), group, scales, layout)
+    numbers = bits_of(floor), u.size(-2) if layout == "column" else 1
+    tokens = u.numel() // u.size(-1)
+    launch(KERNELS[NAME], call, (rows, codes, flat), *numbers, batch=tokens, choice=choice)
+    return values, as_returned(made, u, layout)

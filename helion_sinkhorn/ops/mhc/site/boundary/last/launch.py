@@ -1,0 +1,55 @@
+"""From tensors to the launch of hc_last: views, the choice of configs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.ops.mhc.site.boundary.last.space import default, space
+from helion_sinkhorn.ops.mhc.site.launch import call_for
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
+from helion_sinkhorn.runtime.launch import Chosen, launch
+from helion_sinkhorn.runtime.views import flattened, flattened_streams, parameter, placed
+from helion_sinkhorn.runtime.wanted import Some
+
+LAST = "hc_boundary_last"
+
+
+def facts(chosen: Chosen, call: SiteCall, comb_order: str, eps: float) -> tuple[Any, ...]:
+    """What the body takes after its tensors."""
+    return call.n, call.columns, comb_order == "oi", eps, chosen.reciprocal
+
+
+KERNEL = Kernel(
+    LAST, f"helion_sinkhorn.ops.mhc.site.boundary.last.kernels:{LAST}", SiteCall, default, space, facts,
+    traits=frozenset({"norms"}),
+)  # fmt: skip
+
+
+def forward(
+    f: torch.Tensor,
+    x: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    bias: Some,
+    weights: torch.Tensor,
+    norm_weight: Some,
+    norm_eps: float,
+    comb_order: str,
+    choice: Choice | None = None,
+) -> torch.Tensor:
+    """y (..., C); the contract is mhc.last.hc_last's."""
+    n, columns = x.shape[-2:]
+    y = x.new_empty((*x.shape[:-2], columns))
+    bias, norm_weight = (
+        None if t is None else place(t) for t, place in ((bias, placed), (norm_weight, parameter))
+    )
+    tensors = (
+        flattened(f, 1), flattened_streams(x), flattened(post, 1), flattened(comb, 2), bias,
+        flattened(weights, 1), norm_weight, y.view(-1, columns),
+    )  # fmt: skip
+    call = call_for(n, columns, x.dtype, "float32")
+    launch(KERNEL, call, tensors, comb_order, norm_eps, batch=len(tensors[0]), choice=choice)
+    return y

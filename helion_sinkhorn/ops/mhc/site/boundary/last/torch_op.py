@@ -1,0 +1,42 @@
+"""The torch operator of hc_last by its kernel: `helion_sinkhorn::hc_last` returns y.
+
+It has no gradient: a call that needs one is made of hc_post and hc_pre.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from helion_sinkhorn.runtime.tokens import before, roles
+from helion_sinkhorn.runtime.torch_op import define, on_device
+
+NAME = "hc_last"
+
+
+@functools.cache
+def _launch():
+    """The launcher, imported by the first call that needs it."""
+    from helion_sinkhorn.ops.mhc.site.boundary.last import launch
+
+    return launch
+
+
+def forward(f, x, *rest):
+    """y; see mhc.last.hc_last."""
+    if x.numel() == 0:
+        return _empty_result(f, x)
+    with on_device(x):
+        return _launch().forward(f, x, *rest)
+
+
+def _empty_result(f, x, *rest):
+    return x.new_empty((*x.shape[:-2], x.size(-1)))
+
+
+call = define(
+    NAME,
+    "(Tensor f, Tensor x, Tensor post, Tensor comb, Tensor? bias, Tensor weights, Tensor? norm_weight, "
+    "float norm_eps, str comb_order) -> Tensor",
+    forward, _empty_result, 7,
+)  # fmt: skip
+roles(NAME, "ttttptp -> t", _empty_result, before(1))
