@@ -27,6 +27,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 OPCHECKED = "contiguous", "tokens swapped", "no tokens"
 """Layouts that take a second an operator; the fakes below are compared for all."""
+SHORT = "sinkhorn", "dot_compress"
+BY_NIGHT = pytest.mark.nightly("half a second each; fakes are compared in these layouts always")
 WITHOUT_GRADIENT = {"sinkhorn_balance", "sinkhorn_balance_into", "sinkhorn_balance_step"}
 """tests/balance/test_api.py has what holds of them."""
 WITHOUT_AOT = "test_schema", "test_faketensor", "test_autograd_registration"
@@ -49,7 +51,12 @@ def test_rows_call_every_operator(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [(name, layout) for name in CONTRACT for layout in OPCHECKED if layout == "contiguous" or name in PARTS],
+    [
+        pytest.param(name, layout, marks=() if layout == "contiguous" or name in SHORT else BY_NIGHT)
+        for name in CONTRACT
+        for layout in OPCHECKED
+        if layout == "contiguous" or name in PARTS
+    ],
 )
 def test_opcheck(name, row, layout):
     # variants in the other dtypes
