@@ -37,7 +37,11 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-LONGEST = ("test_triton_interpreter", "test_emulation", "test_equal")
+LONGEST = (
+    "test_triton_interpreter", "test_emulation", "test_equal", "test_accuracy", "test_kept_candidates",
+    "test_machine_terms", "test_own_gradient_alone",
+)  # fmt: skip
+"""All but the first fork processes that have loaded what Helion imports: one of the two begins with these."""
 
 
 def pytest_configure(config):
@@ -49,7 +53,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     # two processes take a half each, and share what is left: each begins with some of the longest, and starts
-    # one compiler, which takes seconds, as two processes of a mesh do
+    # one compiler, which takes seconds, as two processes of a mesh do and one that forks
     amd, nvidia, longest, others = [], [], [], []
     for item in items:
         if "on_two_processes" in item.fixturenames:
