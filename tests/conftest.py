@@ -21,7 +21,7 @@ os.environ["HELION_SINKHORN_CACHE_DIR"] = "off"
 for name in ("HELION_SINKHORN_TUNING_DIR", "HELION_SINKHORN_DEVICE"):
     os.environ.pop(name, None)
 
-hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50, print_blob=True)
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_examples=25, print_blob=True)
 hypothesis.settings.register_profile("nightly", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

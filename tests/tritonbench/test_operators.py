@@ -117,10 +117,20 @@ SHAPES = {
 }  # fmt: skip
 
 
-def test_right_backends_pass_and_what_an_operator_alone_can_get_wrong_fails():
+@pytest.mark.parametrize(
+    ("modes", "names"),
+    [
+        (("fwd", "bwd"), {"right": (0, 0), "other": (1, 1), "no_gradient": (0, 1)}),
+        pytest.param(
+            ("fwd_bwd", "fwd_no_grad"),
+            {"right": (0, 0), "other": (1, 1), "no_gradient": (1, 0)},
+            marks=pytest.mark.nightly("7 s; each pass runs always"),
+        ),
+    ],
+    ids=["one pass", "others"],
+)
+def test_right_backends_pass_and_what_an_operator_alone_can_get_wrong_fails(modes, names):
     """Other weights, another orientation, or a gradient that is missing; test_wrong_backends.py has more."""
-    names = {"right": (0, 0, 0, 0), "other": (1, 1, 1, 1), "no_gradient": (0, 1, 1, 0)}
-    modes = ("fwd", "bwd", "fwd_bwd", "fwd_no_grad")
     start = ["--device", "cpu", "--warmup", "1", "--rep", "1", "--metrics"]
     start.append("latency,accuracy,x_floor,gbps,flops")
     runs, expected = [], {}
