@@ -304,15 +304,14 @@ def test_the_log_form_takes_the_eps_that_changes_nothing(eps):
     assert torch.equal(sinkhorn(LOGITS, form="log", eps=eps), sinkhorn(LOGITS, form="log"))
 
 
-@pytest.mark.parametrize(("dynamic", "fullgraph"), [(False, True), (True, False)])
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("dynamic", "fullgraph", "options", "sentence"),
     [
-        ({"eps": -1}, "eps is -1.0; pass 0 or"),
-        ({"eps": -0.5}, "eps is -0.5; pass 0 or"),
-        ({"eps": 10**400}, "eps is beyond the range of a float"),
-        ({"n_iters": -2}, "n_iters is -2; pass an int from 0 to 1048576"),
-        ({"n_iters": 1 << 70}, f"n_iters is {1 << 70}; pass an int from 0 to 1048576"),
+        (False, True, {"eps": -0.5}, "eps is -0.5; pass 0 or"),
+        (True, False, {"eps": -1}, "eps is -1.0; pass 0 or"),
+        (True, False, {"eps": 10**400}, "eps is beyond the range of a float"),
+        (False, True, {"n_iters": -2}, "n_iters is -2; pass an int from 0 to 1048576"),
+        (True, False, {"n_iters": 1 << 70}, f"n_iters is {1 << 70}; pass an int from 0 to 1048576"),
     ],
     ids=str,
 )
