@@ -31,6 +31,12 @@ help: ## this list
 	@printf '\nARGS="..." is passed on to the command; WHEELS=folder installs without a network.\n'
 	@printf 'OFFLINE=1 is for `tune` alone, and means "without that GPU", not "without a network".\n'
 
+# Without bytecode every process compiles what Helion imports, for 20 s; none beside the sources where that is unwanted
+ifneq ($(PYTHONDONTWRITEBYTECODE),)
+export PYTHONDONTWRITEBYTECODE :=
+export PYTHONPYCACHEPREFIX ?= $(CURDIR)/$(VENV)/bytecode
+endif
+
 # One thread a process: pytest runs JOBS of them, and the others are measured on one core
 test study emulate equal mutants attack machine: export OMP_NUM_THREADS ?= 1
 

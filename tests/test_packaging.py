@@ -15,6 +15,8 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from forked import python
+from shared import once
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("helion_sinkhorn", "tuning_cache", "pyproject.toml", "README.md", "LICENSE", "CITATION.cff")
@@ -40,6 +42,13 @@ def output(command, **options) -> str:
     return done.stdout
 
 
+def printed(code: str, **options) -> str:
+    """What a program prints in a process that has imported torch alone."""
+    done = python("-c", code, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def files_under(folder: Path) -> set[str]:
     """Paths of the files a user needs, relative to `folder`; a tuner leaves locks."""
     found = (p.relative_to(folder) for p in folder.rglob("*") if p.is_file() and p.suffix != ".lock")
@@ -49,14 +58,17 @@ def files_under(folder: Path) -> set[str]:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """The wheel built, offline, as a release does, from a copy: setuptools leaves files beside sources."""
-    folder = tmp_path_factory.mktemp("wheel")
+    return once("wheel", lambda: built(tmp_path_factory.mktemp("wheel")))
+
+
+def built(folder: Path) -> Path:
     for name in SOURCES:
         output(["cp", "-r", ROOT / name, folder])
     address.write(folder, ADDRESS)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
     output([*build, "-w", folder / "dist", folder])
-    (built,) = (folder / "dist").glob("*.whl")
-    return built
+    (path,) = (folder / "dist").glob("*.whl")
+    return path
 
 
 def test_importing_touches_neither_helion_nor_cuda():
@@ -74,7 +86,7 @@ except ValueError as error:
 import helion_sinkhorn.lab.operators
 print(sorted({"helion", "torch._dynamo", "torch._inductor"} & set(sys.modules)))
 """
-    assert output([sys.executable, "-c", code]).split() == ["[]", "False", "ValueError", "[]"]
+    assert printed(code).split() == ["[]", "False", "ValueError", "[]"]
 
 
 def test_wheel_holds_the_package_and_the_tuning_cache(wheel):
@@ -160,7 +172,7 @@ print(store.folders()[-1])
 """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HELION_SINKHORN_")}
     environment["PYTHONPATH"] = str(site)
-    module, cache = output([sys.executable, "-c", code], cwd=tmp_path, env=environment).split("\n")[:2]
+    module, cache = printed(code, cwd=tmp_path, env=environment).split("\n")[:2]
     assert Path(module) == site / "helion_sinkhorn" / "__init__.py"
     assert Path(cache) == site / "helion_sinkhorn" / "tuning_cache"
     assert files_under(Path(cache)) == files_under(ROOT / "tuning_cache")
@@ -178,7 +190,7 @@ sys.modules[name] = module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 print(module.helion_sinkhorn.__file__, module.sinkhorn(torch.zeros(4, 4)).sum().item(), *vars(module))
 """
-    file, total, *names = output([sys.executable, "-c", code], cwd=tmp_path).split()
+    file, total, *names = printed(code, cwd=tmp_path).split()
     assert Path(file) == place / "helion_sinkhorn" / "__init__.py"
     assert abs(float(total) - 4) < 1e-4
     assert {"hc_site", "layers", "nn"} <= set(names)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from shared import once
 
 import helion_sinkhorn
 from helion_sinkhorn.lab import operators
@@ -26,7 +27,10 @@ PUBLIC |= {f"nn.{n}": c for n, c in vars(helion_sinkhorn.nn).items() if n[0].isu
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> dict[str, str]:
     """The pages by name, built as make docs builds them."""
-    folder = tmp_path_factory.mktemp("site")
+    return once("site", lambda: built(tmp_path_factory.mktemp("site")))
+
+
+def built(folder: Path) -> dict[str, str]:
     # not --quiet, which hides warnings from --strict too
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
     done = subprocess.run(

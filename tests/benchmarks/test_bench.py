@@ -29,7 +29,9 @@ def measured(job: tasks.Job) -> list[dict]:
 # ------------------------------------------------------------------------------ what is timed
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.nightly("3 s; float32 runs always"))]
+)
 def test_sweep_times_every_pass_of_a_right_function(dtype):
     rows = measured(replace(TINY, functions=(peers.FLOOR, peers.OURS, f"{peers.OURS} log"), dtype=dtype))
     assert [(r["function"], r["pass"]) for r in rows] == [

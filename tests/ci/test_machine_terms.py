@@ -274,11 +274,12 @@ print(any("fma" in op for op in binary.operations), machine_rules.broken(binary)
     ("name", "value", "fused", "broken"),
     [
         ("TRITON_DEFAULT_FP_FUSION", "0", True, []),
-        (
+        pytest.param(
             "TRITON_FORCE_DISABLE_FP_FUSION",
             "1",
             False,
             [f"{machine_rules.fusion.__doc__} enable_fp_fusion is off"],
+            marks=pytest.mark.nightly("8 s of a compiler; rules judge binaries made by hand always"),
         ),
     ],
     ids=["the default", "forced"],

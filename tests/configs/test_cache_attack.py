@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+from forked import python
 
 ATTACK = Path(__file__).with_name("cache_attack.py")
 
 
 def told(*arguments: str) -> dict[str, object]:
-    done = subprocess.run([sys.executable, ATTACK, *arguments], capture_output=True, text=True, check=False)
+    done = python(ATTACK, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     return json.loads(done.stdout)
 

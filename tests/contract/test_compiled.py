@@ -17,19 +17,26 @@ from contract import (
 from targets import INDUCTOR_BY_NIGHT
 from torch._dynamo.testing import CompileCounterWithBackend
 
-OTHERS_BY_NIGHT = pytest.mark.nightly("2 to 7 s each, of the operators of other rows")
+OTHERS_BY_NIGHT = pytest.mark.nightly("1 to 7 s each; opcheck compiles each of them for any sizes always")
+BY_DAY = "sinkhorn", "attention, all gates", "hc_split_sinkhorn, reduced", *KERNELS[:2]
 LEADS = (2, 3), (5, 4), (7, 9), (13, 6)
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *PARTS,
-        "hc_mixes, prenorm",
-        *KERNELS[:2],
+        *BY_DAY,
         *(
             pytest.param(name, marks=OTHERS_BY_NIGHT)
-            for name in ("dot_compress, without z", "hc_mixes, merged", "hc_post, merged", KERNELS[2])
+            for name in (
+                *PARTS,
+                "dot_compress, without z",
+                "hc_mixes, merged",
+                "hc_mixes, prenorm",
+                "hc_post, merged",
+                KERNELS[2],
+            )
+            if name not in BY_DAY
         ),
     ],
 )
@@ -115,7 +122,12 @@ class Layer(torch.nn.Module):
 @pytest.mark.parametrize(
     ("name", "strict"),
     [
-        *((name, True) for name in (*PARTS, *KERNELS[:2])),
+        *((name, True) for name in ("sinkhorn", "hc_split_sinkhorn, reduced", *KERNELS[:1])),
+        *(
+            pytest.param(name, True, marks=OTHERS_BY_NIGHT)
+            for name in (*PARTS, KERNELS[1])
+            if name not in ("sinkhorn", "hc_split_sinkhorn, reduced")
+        ),
         *((name, False) for name in ("hc_split_sinkhorn", "hc_mixes", "hc_pre", "hc_post", *KERNELS[:1])),
     ],
 )

@@ -7,6 +7,7 @@ import torch
 from contract import ROWS, listed, upstream_of
 from operator_table import VARIANTS
 from processes import WORLD
+from shared import NIGHTLY
 
 from helion_sinkhorn import nn, recurrent_linear_attention, sinkhorn
 
@@ -30,6 +31,8 @@ CASES = {
 FREE = {"tokens", "second token dimension", "replicated", "tokens, upstream replicated"}
 """Where nothing is sent."""
 GATHERED = "first of an entry", "last of an entry"
+ALWAYS = "sinkhorn", "hc_mixes"
+"""One without and one with parameters, on whose placements every kind of upstream gradient is tried."""
 OPERATORS = (
     "sinkhorn", "sinkhorn, log", "sinkhorn, implicit", "dot_compress", "dot_compress, without z",
     "hc_split_sinkhorn", "hc_split_sinkhorn, reduced", "hc_mixes", "hc_mixes, merged",
@@ -39,9 +42,16 @@ OPERATORS = (
 )  # fmt: skip
 
 
+BY_NIGHT = pytest.mark.nightly("other options of an operator; its own placements are tried always")
+each_operator = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=BY_NIGHT if name in VARIANTS else ()) for name in OPERATORS]
+)
+
+
 def cases_of(name):
     """Other options of an operator make no other placements."""
-    return [case for case in CASES if name not in VARIANTS or case in FREE or case in GATHERED]
+    every = name in ALWAYS or (NIGHTLY and name not in VARIANTS)
+    return [case for case in CASES if every or case in FREE or case in GATHERED]
 
 
 def distribute(x, mesh, placement, offset=0):
@@ -160,7 +170,7 @@ def every_case(mesh) -> dict:
         outcomes["compiled"] = of_matrices(mesh, compiled)
     except Exception as error:
         outcomes["compiled"] = str(error)
-    for name in OPERATORS:
+    for name in [name for name in OPERATORS if NIGHTLY or name not in VARIANTS]:
         for case in cases_of(name):
             outcomes[name, case] = compared(name, mesh, case)
         if all(ROWS[name].token_dims()[n] for n in ROWS[name].streams):
@@ -182,7 +192,7 @@ def ranks(on_two_processes):
     return on_two_processes(every_case)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@each_operator
 def test_distributed_equals_one_process(ranks, name):
     """Gradients of parameters are two partial sums of 10 tokens, or one of 20, that nothing rounded."""
     for outcome in ranks:
@@ -194,7 +204,7 @@ def test_distributed_equals_one_process(ranks, name):
             assert max(a for a, t in zip(found["apart"], found["of tokens"], strict=True)) < 1e-6, case
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@each_operator
 def test_tokens_shard_without_communication_and_entries_are_gathered(ranks, name):
     for outcome in ranks:
         for case in FREE:

@@ -27,6 +27,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 OPCHECKED = "contiguous", "tokens swapped", "no tokens"
 """Layouts that take a second an operator; the fakes below are compared for all."""
+SHORT = "sinkhorn", "dot_compress"
+BY_NIGHT = pytest.mark.nightly("half a second each; fakes are compared in these layouts always")
 WITHOUT_GRADIENT = {
     "sinkhorn_balance",
     "sinkhorn_balance_into",
@@ -55,7 +57,12 @@ def test_rows_call_every_operator(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [(name, layout) for name in CONTRACT for layout in OPCHECKED if layout == "contiguous" or name in PARTS],
+    [
+        pytest.param(name, layout, marks=() if layout == "contiguous" or name in SHORT else BY_NIGHT)
+        for name in CONTRACT
+        for layout in OPCHECKED
+        if layout == "contiguous" or name in PARTS
+    ],
 )
 def test_opcheck(name, row, layout):
     # variants in the other dtypes

@@ -13,6 +13,7 @@ from torch._dynamo import compiled_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
 BY_NIGHT = pytest.mark.nightly("other arguments of operators that the gate compiles too: 4 minutes")
+BY_DAY = [name for name, row in OPERATORS.items() if not row.kernels or name == "hc_site, kernels"]
 MOST = max(len(row.shapes(1)) for row in OPERATORS.values())
 
 
@@ -62,8 +63,8 @@ def eager(row):
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        # with a norm a graph calls the same operators
-        pytest.param(name, way, marks=BY_NIGHT if "norm, kernels" in name and way is not eager else ())
+        # graphs of the others call their operators in the same way
+        pytest.param(name, way, marks=() if way is eager or name in BY_DAY else BY_NIGHT)
         for name in OPERATORS
         for way in (eager, by_torch_ops, exported)
     ],
@@ -140,18 +141,17 @@ def of_compiled_autograd(together):
     return [x.grad for x in leaves]
 
 
-def by_day(way, place, alone):
-    """The first argument alone, and by torch.func.grad the fifth, a bias."""
-    return alone and place in {of_compiled: (0,), of_compiled_func_grad: (4,)}.get(way, ())
+def by_day(way, place, alone, kernels):
+    """The first argument alone, and by torch.func.grad the fifth, a bias, of the parts."""
+    return alone and (way, place) in [(of_compiled, 0), *([] if kernels else [(of_compiled_func_grad, 4)])]
 
 
-@pytest.mark.parametrize("kernels", [False, True], ids=["parts", "kernels"])
 @pytest.mark.parametrize(
-    ("way", "place", "alone"),
+    ("way", "place", "alone", "kernels"),
     [
         pytest.param(*case, marks=() if by_day(*case) else BY_NIGHT)
         for case in itertools.product(
-            (of_compiled, of_compiled_func_grad, of_inductor), range(MOST), (True, False)
+            (of_compiled, of_compiled_func_grad, of_inductor), range(MOST), (True, False), (False, True)
         )
     ],
 )

@@ -19,6 +19,11 @@ from helion_sinkhorn.ops.mhc.site.boundary.backward import ways as boundary_ways
 
 TOLERANCES = {"rtol": 1e-3, "atol": 1e-5}
 ROWS = {name: row for name, row in OPERATORS.items() if not row.kernels}
+COMPOSED = "hc_site, ", "hc_boundary, "
+"""A site and its update in other forms, of the kernels of other rows."""
+BY_NIGHT = pytest.mark.nightly(
+    "one to three seconds each, interpreted; the fewest tokens and streams run always"
+)
 
 
 @pytest.fixture(params=["eager", "kernels", pytest.param("gpu", marks=pytest.mark.gpu)])
@@ -62,14 +67,26 @@ def assert_written(row, given, device, alone=True):
 
 @pytest.mark.parametrize(
     ("name", "tokens"),
-    [(name, tokens) for name in ROWS for tokens in (0, 1, 67) if tokens < 2 or "attention" not in name],
+    [
+        pytest.param(name, tokens, marks=BY_NIGHT if tokens > 1 and name.startswith(COMPOSED) else ())
+        for name in ROWS
+        for tokens in (0, 1, 67)
+        if tokens < 2 or "attention" not in name
+    ],
 )
 def test_numbers_of_tokens(device, name, tokens):
     assert_written(ROWS[name], ROWS[name].arguments(tokens), device)
 
 
-@pytest.mark.parametrize(("n", "c"), [(1, 9), (3, 1), (5, 70)])
-@pytest.mark.parametrize("name", [name for name in ROWS if name.startswith("hc_")])
+@pytest.mark.parametrize(
+    ("name", "n", "c"),
+    [
+        pytest.param(name, *size, marks=BY_NIGHT if size[0] > 1 and name.startswith(COMPOSED) else ())
+        for name in ROWS
+        if name.startswith("hc_")
+        for size in ((1, 9), (3, 1), (5, 70))
+    ],
+)
 def test_numbers_of_streams_and_columns(device, name, n, c, monkeypatch):
     for constant, value in (("N", n), ("C", c), ("ROWS", n * (n + 2))):
         monkeypatch.setattr(operator_table, constant, value)

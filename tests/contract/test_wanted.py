@@ -8,10 +8,8 @@ import operator_table
 import pytest
 import torch
 from contract import KERNELS, PARTS, Recorder
-from launches import SITES, kernels_on_cpu, launching_as
+from launches import SITES, kernels_on_cpu, noted_on_cpu
 from operator_table import OPERATORS, gradients, loss
-
-from helion_sinkhorn.runtime import launch as door
 
 EACH = [(name, argument) for name in (*PARTS, *KERNELS) for argument in OPERATORS[name].shapes(1)]
 SUMS = "scale", "base"
@@ -53,15 +51,11 @@ def test_an_operator_returns_the_gradient_that_is_asked_for_alone(name, argument
 
 def launched(name, trained, monkeypatch):
     """(kernel, its tensors) of each launch of a backward."""
-    row, found = OPERATORS[name], []
-    run = door._launcher.get().run
-
-    def noting(kernel, *arguments):
-        found.append((kernel.kernel.name, [x for x in arguments if x is None or isinstance(x, torch.Tensor)]))
-        run(kernel, *arguments)
-
-    launching_as(monkeypatch, run=noting)
-    kernels_on_cpu(monkeypatch)
+    row = OPERATORS[name]
+    found = noted_on_cpu(
+        monkeypatch,
+        lambda kernel, given: (kernel, [x for x in given if x is None or isinstance(x, torch.Tensor)]),
+    )
     leaves = {k: x.requires_grad_(k in trained) for k, x in row.arguments().items()}
     value = loss(row.function(*leaves.values()))
     found.clear()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from autograd_calls import assert_equal, dynamic_frames
 from dot_compress_problem import inputs, results, worst_errors
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helion_sinkhorn import dot_compress, reference
@@ -57,7 +57,6 @@ def test_precise_intermediate_changes_nothing_of_float32():
     assert_equal(results(*given).values(), results(*given, precise_intermediate=True).values())
 
 
-@settings(max_examples=30)
 @given(
     st.integers(0, 3), st.integers(0, 40), st.integers(1, 20), st.integers(1, 20),
     st.booleans(), st.booleans(), st.sampled_from((torch.float32, torch.bfloat16)), st.integers(0, 9),
@@ -69,7 +68,6 @@ def test_any_shape(batch, m, d, k, has_z, precise, dtype, seed):
     assert max(worst_errors(found, *given, parts=parts).values()) <= 1
 
 
-@settings(max_examples=20)
 @given(st.integers(-6, 6), st.integers(-6, 6), st.integers(0, 99))
 def test_powers_of_two_scale_through(i, j, seed):
     """out is of degree two in x and one in y: scaling by powers of two changes no bit but the exponent."""

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from planted import outputs, statuses
+from planted import MODES, WITH_GRADIENTS, assert_failing, each_pass, outputs
 
 from tritonbench_ops.dot_compress import cases as parts
 
@@ -24,18 +24,14 @@ parts.BACKENDS.update({name: lambda f=f: f for name, f in planted.items()})
 """
 
 
-def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them():
-    modes = ("fwd", "bwd", "fwd_bwd", "fwd_no_grad")
-    names = (
-        "helion_dot_compress,helion_dot_compress_precise", "helion_wrong_gradient", "third_party",
-    )  # fmt: skip
+@each_pass
+def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them(modes):
+    failing = {
+        "helion_dot_compress,helion_dot_compress_precise": (), "helion_wrong_gradient": WITH_GRADIENTS,
+        "third_party": MODES,
+    }  # fmt: skip
     metrics = ["--metrics", "latency,accuracy,inductor_mismatches,max_abs_err,x_floor,gbps,flops"]
-    runs = [[*SMALL, name, *SHAPE, *metrics, "--mode", mode] for name in names for mode in modes]
-    assert statuses(PLANTED, runs) == [
-        *(0, 0, 0, 0),
-        *(0, 1, 1, 0),
-        *(1, 1, 1, 1),
-    ]  # fmt: skip
+    assert_failing(PLANTED, modes, ([*SMALL[:-1], *SHAPE, *metrics], failing))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -12,8 +12,9 @@ from hc_sites import (
     site_inputs,
     site_results,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from interpreted import FEWER
 from launches import SITES, kernels_on_cpu
 
 from helion_sinkhorn import hc_mixes, hc_post, hc_pre, hc_site, hc_split_sinkhorn, reference
@@ -130,7 +131,7 @@ def test_any_use_of_the_residual_has_the_right_gradient(use, by, monkeypatch):
         torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-5)
 
 
-@settings(max_examples=10)
+@FEWER
 @given(
     st.integers(1, 6), st.integers(1, 20), st.lists(st.integers(0, 4), max_size=2),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16]), st.integers(0, 99),

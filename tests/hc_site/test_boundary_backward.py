@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import os
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from autograd_calls import randn
 from hc_boundaries import NAMES, assert_unused_results, boundary, boundary_inputs, results, specified
-from launches import SITES, kernels_on_cpu, launching_as
+from launches import SITES, kernels_on_cpu, noted_on_cpu
 from torch._subclasses import FakeTensorMode
 
 from ci.gate.choices import of_kernels
@@ -63,14 +64,7 @@ def one_pass(monkeypatch):
 
 def launched(monkeypatch):
     """The names of the kernels launched from now on."""
-    names, run = [], door.run
-
-    def noted(kernel, *arguments):
-        names.append(kernel.kernel.name)
-        return run(kernel, *arguments)
-
-    launching_as(monkeypatch, run=noted)
-    return names
+    return noted_on_cpu(monkeypatch, within=SITES)
 
 
 def call_of(given, precision="float32"):
@@ -364,17 +358,12 @@ def test_streams_made_again_have_the_bits_of_stored_ones(monkeypatch, one_pass, 
 def test_the_norm_is_not_in_memory(monkeypatch, one_pass):
     """The backward allocates dx, df and small things: no gradient of y of any dtype."""
     given, upstream = boundary_inputs(64, n=4, c=512, dtype=torch.bfloat16)
-    sizes = []
-    run = door.run
-
-    def noted(kernel, *arguments):
-        sizes.extend(t.numel() * t.element_size() for t in arguments[0] if t is not None)
-        return run(kernel, *arguments)
-
-    launching_as(monkeypatch, run=noted)
+    sizes = noted_on_cpu(
+        monkeypatch, lambda _, given: [t.numel() * t.element_size() for t in given[0] if t is not None], SITES
+    )
     gradients_of(called_with_norm, given, upstream, True, True)
     # a float32 gradient of y: 64 tokens of 512
-    assert 64 * 512 * 4 not in sizes
+    assert 64 * 512 * 4 not in itertools.chain(*sizes)
 
 
 # what earlier tests of a process leave behind makes a site leave the gradient alone

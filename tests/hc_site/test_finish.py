@@ -23,8 +23,8 @@ OPTIONS = {
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The bodies of the launches, in order."""
-    return noted_on_cpu(monkeypatch, lambda name, _: name)
+    """The kernels of the launches, in order."""
+    return noted_on_cpu(monkeypatch)
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["weights of the site before", "own weights"])

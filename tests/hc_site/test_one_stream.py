@@ -15,7 +15,7 @@ TOKENS = 3
 
 @pytest.fixture
 def launched(monkeypatch):
-    """(body, tensors) of each launch, in order."""
+    """(kernel, tensors) of each launch, in order."""
     return noted_on_cpu(
         monkeypatch, lambda name, given: (name, [a for a in given if isinstance(a, torch.Tensor)])
     )
@@ -30,7 +30,7 @@ def problem(n, c, dtype=torch.bfloat16, tokens=TOKENS):
 
 def most_entries(launched, name):
     """The entries in memory of the largest tensor of activations that a kernel is given."""
-    (tensors,) = [tensors for body, tensors in launched if body == name]
+    (tensors,) = [tensors for kernel, tensors in launched if kernel == name]
     return max(t.untyped_storage().nbytes() // t.element_size() for t in tensors if t.size(0) == TOKENS)
 
 
@@ -56,7 +56,7 @@ def test_the_update_after_it_reads_one_stream(launched, n, own):
     given = post, comb, None if own else weights, fn, scale, base, 3
     found = hc_boundary(f, x, *given)
     name = "hc_boundary_forward" if n <= 4 else "hc_post_forward"
-    (tensors,) = [tensors for body, tensors in launched if body == name]
+    (tensors,) = [tensors for kernel, tensors in launched if kernel == name]
     assert tensors[1].stride() == (c, 0, 1)
     assert_equal(found, hc_boundary(f, x.contiguous(), *given))
     assert_equal([hc_post(f, x, post, comb)], [hc_post(f, x.contiguous(), post, comb)])

@@ -18,8 +18,8 @@ SPLITS = "hc_mixes_split", "hc_boundary_split"
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The bodies of the launches, in order."""
-    return noted_on_cpu(monkeypatch, lambda name, _: name)
+    """The kernels of the launches, in order."""
+    return noted_on_cpu(monkeypatch)
 
 
 def splits(launched, call):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helion_sinkhorn import Reduce, hc_split_sinkhorn, reference
@@ -140,21 +139,6 @@ def test_sums_over_the_first_index_are_one():
     assert comb[1, 0] < 1e-3
 
 
-USED = [used for used in itertools.product((False, True), repeat=3) if any(used)]
-
-
-@pytest.mark.parametrize("used", USED, ids=str)
-def test_unused_results_have_zero_gradients(used):
-    *tensors, dpre, dpost, dcomb = inputs(2, 9)
-    upstream = [g if there else None for g, there in zip((dpre, dpost, dcomb), used, strict=True)]
-    zeros = [g if there else torch.zeros_like(g) for g, there in zip((dpre, dpost, dcomb), used, strict=True)]
-    found, same = results(*tensors, *upstream), results(*tensors, *zeros)
-    assert_equal(found.values(), same.values())
-    parts = dict(zip(("pre", "post", "comb"), found["dmixes"].split((4, 4, 16), -1), strict=True))
-    assert [bool(part.any()) for part in parts.values()] == list(used)
-    assert [bool(x) for x in found["dscale"]] == list(used)
-
-
 @pytest.mark.parametrize("n", range(1, 17))
 def test_any_number_of_streams(n):
     tensors = inputs(6, n=n)
@@ -209,7 +193,6 @@ def test_constants():
     assert torch.equal(comb, plain[2])
 
 
-@settings(max_examples=60)
 @given(
     st.integers(1, 16), st.integers(1, 34), st.sampled_from((0.0, 1e-12, 1e-6, 1e-3, 0.1)),
     st.lists(st.integers(0, 4), max_size=3), st.sampled_from((0.0, 0.1, 1.0, 5.0)),

@@ -17,16 +17,6 @@ def value_and_gradient(f, x, upstream):
     return y.detach(), dx
 
 
-def assert_batched_gradients(f, *tensors):
-    """autograd.grad(is_grads_batched=True) of f gives the gradients one by one."""
-    leaves = [x.detach().requires_grad_() for x in tensors]
-    y = f(*leaves)
-    upstream = randn(3, *y.shape, seed=9, dtype=y.dtype)
-    found = torch.autograd.grad(y, leaves, upstream, retain_graph=True, is_grads_batched=True)
-    each = [torch.autograd.grad(y, leaves, one, retain_graph=True) for one in upstream]
-    assert_equal(found, [torch.stack(parts) for parts in zip(*each, strict=True)])
-
-
 def assert_equal(actual, expected):
     for a, b in zip(actual, expected, strict=True):
         assert a.dtype == b.dtype

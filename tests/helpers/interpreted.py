@@ -5,4 +5,4 @@ from __future__ import annotations
 from hypothesis import settings
 
 FEWER = settings(max_examples=settings.default.max_examples // 5)
-"""10 examples in each run and 200 by night."""
+"""5 examples in each run and 200 by night."""

@@ -43,14 +43,18 @@ def kernels_on_cpu(monkeypatch: pytest.MonkeyPatch, within: str = OPERATORS) -> 
     monkeypatch.setattr(sinkhorn_api, "_accepted", {})
 
 
-def noted_on_cpu(monkeypatch: pytest.MonkeyPatch, note: Callable[[str, tuple[Any, ...]], Any]) -> list[Any]:
-    """What `note` makes of the body's name and the arguments of each launch on CPU tensors, in order."""
+def noted_on_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+    note: Callable[[str, tuple[Any, ...]], Any] = lambda name, _: name,
+    within: str = OPERATORS,
+) -> list[Any]:
+    """What `note` makes of the kernel's name and the arguments of each launch on CPU tensors, in order."""
     noted: list[Any] = []
 
     def noting(kernel: Any, *arguments: Any) -> None:
-        noted.append(note(kernel.name, arguments))
+        noted.append(note(kernel.kernel.name, arguments))
         dispatch.run(kernel, *arguments)
 
-    kernels_on_cpu(monkeypatch)
+    kernels_on_cpu(monkeypatch, within)
     launching_as(monkeypatch, run=noting)
     return noted

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from filelock import FileLock
 
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 FOLDER = "HELION_SINKHORN_TESTS_SHARED"
 """The environment variable by which conftest names a folder of this run."""
 T = TypeVar("T")

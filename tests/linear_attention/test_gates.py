@@ -238,6 +238,7 @@ def decay_together(picks, whole, rest, single, fine, how):
 ONE_PACK = dataclasses.replace(WORKLOADS["attention_packed"], heads=1, steps=64, lengths=(64,))
 
 
+OTHERS = pytest.mark.nightly("7 to 11 s each; the sum of the walk runs always")
 RIGHT = pytest.mark.nightly("2 to 11 s; the bodies on such a unit are compared with autograd always")
 
 
@@ -246,10 +247,12 @@ RIGHT = pytest.mark.nightly("2 to 11 s; the bodies on such a unit are compared w
     ("workload", "module", "body", "replaced", "wrong"),
     [
         (ONE_PACK, recurrent, bodies, "owed", owed_together),
-        (WORKLOADS["attention_chunks"], chunked, chunk_gradients, "owed", owed_together),
+        pytest.param(
+            *(WORKLOADS["attention_chunks"], chunked, chunk_gradients, "owed", owed_together), marks=OTHERS
+        ),
         pytest.param(
             *(WORKLOADS["attention_chunks_growing"], recurrent, bodies, "decay_apart", decay_together),
-            marks=pytest.mark.nightly("7 s each; two other sums run always"),
+            marks=OTHERS,
         ),
     ],
     ids=["recurrent", "chunked", "growing"],

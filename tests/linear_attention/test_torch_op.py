@@ -161,15 +161,14 @@ def vmapped(function, dims):
 
 
 CALLS = {
-    "gk": call(),
-    "every gate": call("g g_gamma gk gv", states=True),
     "no head's gate": call("g gk gv", states=True, reverse=True),
     "packed": call("g gk", (1, 9, 2, 3, 4), states=True, lengths=(2, 0, 7)),
 }
+"""Backwards, and packed; one gate and all of them are in tests/contract."""
 
 
 @pytest.mark.parametrize("which", CALLS)
-@pytest.mark.parametrize("shared", ["", "k", "g_gamma", "initial_state", "cu_seqlens", "q v"])
+@pytest.mark.parametrize("shared", ["", "k", "initial_state", "cu_seqlens", "q v"])
 def test_vmap_is_the_calls_one_by_one(which, shared):
     w = CALLS[which]
     x = mapped_inputs(3, w)

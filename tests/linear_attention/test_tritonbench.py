@@ -6,7 +6,7 @@ import itertools
 import math
 
 import torch
-from planted import statuses
+from planted import MODES, WITH_GRADIENTS, assert_failing, each_pass, statuses
 
 from tritonbench_ops.recurrent_linear_attention import cases as parts
 
@@ -43,23 +43,15 @@ parts.BACKENDS.update({name: dataclasses.replace(right, build=lambda f=f: f) for
 """
 
 
-def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them():
-    modes = ("fwd", "bwd", "fwd_bwd", "fwd_no_grad")
-    names = (
-        "helion_recurrent", "helion_without_a_gate", "helion_wrong_gradient", "helion_chunked",
-        "fla_chunk_gla", "third_party",
-    )  # fmt: skip
-    metrics = ["--metrics", "latency,accuracy,share_of_budget,x_floor,gbps,flops"]
-    runs = [[*SMALL, name, *SHAPE, *metrics, "--mode", mode] for name in names for mode in modes]
-    assert statuses(PLANTED, runs) == [
-        *(0, 0, 0, 0),
-        *(1, 1, 1, 1),
-        *(0, 1, 1, 0),
+@each_pass
+def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them(modes):
+    failing = {
+        "helion_recurrent": (), "helion_without_a_gate": MODES, "helion_wrong_gradient": WITH_GRADIENTS,
         # named, so that a refusal (gv) and an absence count
-        *(1, 1, 1, 1),
-        *(1, 1, 1, 1),
-        *(1, 1, 1, 1),
-    ]  # fmt: skip
+        "helion_chunked": MODES, "fla_chunk_gla": MODES, "third_party": MODES,
+    }  # fmt: skip
+    metrics = ["--metrics", "latency,accuracy,share_of_budget,x_floor,gbps,flops"]
+    assert_failing(PLANTED, modes, ([*SMALL[:-1], *SHAPE, *metrics], failing))
 
 
 def test_what_refuses_an_input_is_not_wanted_unless_named():

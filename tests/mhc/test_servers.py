@@ -15,6 +15,7 @@ import mhc_equations as equations
 import pytest
 import server_modules
 import torch
+from forked import python
 from mhc_equations import exactly
 
 from helion_sinkhorn import hc_boundary, hc_head, hc_post, hc_site
@@ -146,10 +147,7 @@ sys.modules["helion_sinkhorn.integrations.vllm"].register = lambda least: print(
 plugins.vllm()
 """
     root = str(Path(__file__).resolve().parents[2])
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60,
-        env={**os.environ, "PYTHONPATH": root},
-    )  # fmt: skip
+    done = python("-c", code, env={**os.environ, "PYTHONPATH": root})
     own = ["helion_sinkhorn.integrations", "helion_sinkhorn.integrations.plugins"]
     assert done.stdout.split("\n")[:2] == [f"{own} False False", "registered on"]
 

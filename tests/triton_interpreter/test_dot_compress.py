@@ -34,9 +34,7 @@ def normal(*shape, seed, dtype):
 @pytest.mark.parametrize(
     ("batch", "m", "d", "k", "has_z", "dtype", "parts"),
     [
-        pytest.param(
-            *(2, 50, 20, 5, True, torch.float32, 1), marks=pytest.mark.nightly("8 s; one with z is emulated")
-        ),
+        (2, 50, 20, 5, True, torch.float32, 1),
         (2, 7, 33, 18, False, torch.float16, 2),
     ],
 )

@@ -49,11 +49,11 @@ def as_compiled(generated_code, monkeypatch):
     launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "division", False))
 
 
-PADDED = pytest.mark.nightly("interpreted, 3 s; the padded partial sums take these masks always")
-WHOLE = pytest.mark.nightly("interpreted, 8 s; whole coefficients and padded partial sums run always")
+BY_NIGHT = pytest.mark.nightly("interpreted, 8 s; partial sums and gradients of padded streams run always")
 
 
-@pytest.mark.parametrize("name", ["outputs_last", pytest.param("three_streams", marks=PADDED)])
+@BY_NIGHT
+@pytest.mark.parametrize("name", ["outputs_last", "three_streams"])
 def test_coefficients(name):
     workload, inputs, choice = small(name, launch.FORWARD)
     mixes, _, _, _, scale, base = inputs
@@ -61,7 +61,7 @@ def test_coefficients(name):
     check(workload, inputs, **dict(zip(("pre", "post", "comb"), found, strict=True)))
 
 
-@pytest.mark.parametrize("name", [pytest.param("partials", marks=WHOLE), "partials_padded"])
+@pytest.mark.parametrize("name", [pytest.param("partials", marks=BY_NIGHT), "partials_padded"])
 def test_coefficients_of_partial_sums(name):
     """The last tile is cut short within every split but the last, where it ends the tensor."""
     workload, inputs, choice = small(name, launch.REDUCED)
@@ -77,7 +77,7 @@ def test_coefficients_of_partial_sums(name):
     assert all(torch.equal(a, b) for a, b in zip(again, (*values, of_mixes, norms), strict=True))
 
 
-@pytest.mark.parametrize("name", [pytest.param("outputs_last", marks=WHOLE), "three_streams"])
+@pytest.mark.parametrize("name", [pytest.param("outputs_last", marks=BY_NIGHT), "three_streams"])
 def test_gradients(name):
     workload, inputs, choice = small(name, launch.BACKWARD)
     mixes, dpre, dpost, dcomb, scale, base = inputs

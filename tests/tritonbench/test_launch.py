@@ -158,6 +158,7 @@ def test_operators_run_in_turn_and_each_counts(monkeypatch):
     launch.run(["--op", "sinkhorn", "--isolate"])
 
 
+@pytest.mark.nightly("9 s for two more processes; their order and statuses are tested always")
 def test_two_operators_run_and_the_status_is_of_both():
     words = "--op hc_pre,hc_post --device cpu --warmup 1 --rep 1 --tokens 3 --hidden 8 --precision fp32"
     status, said = ended(f"{words} --metrics latency --only helion_hc_pre")

@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 import torch
-from planted import statuses
+from planted import MODES, WITH_GRADIENTS, assert_failing, each_pass, statuses
 
 from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
@@ -117,23 +117,22 @@ SHAPES = {
 }  # fmt: skip
 
 
-def test_right_backends_pass_and_what_an_operator_alone_can_get_wrong_fails():
+@each_pass
+def test_right_backends_pass_and_what_an_operator_alone_can_get_wrong_fails(modes):
     """Other weights, another orientation, or a gradient that is missing; test_wrong_backends.py has more."""
-    names = {"right": (0, 0, 0, 0), "other": (1, 1, 1, 1), "no_gradient": (0, 1, 1, 0)}
-    modes = ("fwd", "bwd", "fwd_bwd", "fwd_no_grad")
-    start = ["--device", "cpu", "--warmup", "1", "--rep", "1", "--metrics"]
-    start.append("latency,accuracy,x_floor,gbps,flops")
-    runs, expected = [], {}
-    for operator, shape in SHAPES.items():
-        for name, failures in names.items():
-            backend = f"helion_{operator}" if name == "right" else name
-            # a fused pass of a site has no mode of its own
-            asked = [m for m in modes if (operator, m) != ("hc_site", "fwd_bwd")]
-            runs += [
-                ["--op", operator, *start, "--only", backend, *shape.split(), "--mode", m] for m in asked
-            ]
-            expected |= {(operator, name, m): f for m, f in zip(modes, failures, strict=True) if m in asked}
-    assert dict(zip(expected, statuses(PLANTED, runs), strict=True)) == expected
+    start = ["--device", "cpu", "--warmup", "1", "--rep", "1"]
+    metrics = ["--metrics", "latency,accuracy,x_floor,gbps,flops"]
+    rows = {
+        operator: (
+            ["--op", operator, *start, *metrics, *shape.split()],
+            {f"helion_{operator}": (), "other": MODES, "no_gradient": WITH_GRADIENTS},
+        )
+        for operator, shape in SHAPES.items()
+    }
+    # a fused pass of a site has no mode of its own
+    site = rows.pop("hc_site")
+    assert_failing(PLANTED, modes, *rows.values())
+    assert_failing(PLANTED, [m for m in modes if m != "fwd_bwd"], site)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import forked
 import pytest
+from shared import once
 
 ROOT = Path(__file__).resolve().parents[2]
 STUB = ROOT / "tests" / "tritonbench" / "stub"
@@ -32,6 +33,10 @@ needs_checkout = pytest.mark.skipif(not CHECKOUT, reason="TRITONBENCH_DIR names 
 def named(request):
     """An operator and a mode -> the backends that its verdict names."""
     tree = STUB if request.param == "stub" else Path(CHECKOUT).resolve()
+    return once(f"wrong backends {request.param}", lambda: run(tree))
+
+
+def run(tree):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), str(ROOT)])}
     done = forked.python(STUB / "wrong_backends.py", json.dumps(MODES), env=environment, cwd=tree)
     assert done.returncode == 0, done.stderr[-4000:]

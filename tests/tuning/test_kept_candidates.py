@@ -183,7 +183,18 @@ print(texts[0] == texts[1], torch.get_default_dtype())
 """
 
 
-def test_code_of_launches():
+@pytest.mark.parametrize(
+    ("programs", "expected"),
+    [
+        (STORED + OF_ANY_PROCESS, ["True", "True False 2", "True torch.float64"]),
+        pytest.param(
+            *(TWICE, ["1 True", "True True"]),
+            marks=pytest.mark.nightly("15 s of Helion; arguments that share memory are shown below always"),
+        ),
+    ],
+    ids=["constants", "signatures"],
+)
+def test_code_of_launches(programs, expected):
     """In the order of the programs above.
 
     A stored config is compiled itself: a launch that raises makes way for the default, which `check` then
@@ -193,11 +204,10 @@ def test_code_of_launches():
     the second call of a process summed 128 of 256.  Under a default dtype of float64 conjugate gradients
     computed in it.
     """
-    code = LAUNCHES + STORED + TWICE + OF_ANY_PROCESS
-    done = python("-c", code, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"}, loaded=True)
+    environment = {**os.environ, "HELION_SINKHORN_DEVICE": "h200"}
+    done = python("-c", LAUNCHES + programs, env=environment, loaded=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    of_signatures, of_sizes, of_dtypes = ("1 True", "True True"), "True False 2", "True torch.float64"
-    assert done.stdout.split("\n")[-6:-1] == ["True", *of_signatures, of_sizes, of_dtypes]
+    assert done.stdout.split("\n")[-len(expected) - 1 : -1] == expected
 
 
 UNDER_3_6 = """

@@ -84,16 +84,6 @@ def variance_of_sums(
     return CUT**2 * (n + (n / (3 * STEP)) ** 2) * squares
 
 
-def sum_of_products(
-    pairs: list[tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype, parts: int = 1
-) -> Exact:
-    """a_1 b_1 + a_2 b_2 + ... of given tensors, summed in float32 and rounded to `parts` numbers of dtype."""
-    a = torch.cat([a.detach().cpu().double() for a, _ in pairs], -1)
-    b = torch.cat([b.detach().cpu().double() for _, b in pairs], -2)
-    value = a @ b
-    return result(value, variance_of_sums(a.square(), b.square(), value, dtype), dtype, parts)
-
-
 def exact(
     x: torch.Tensor,
     y: torch.Tensor,

@@ -54,11 +54,14 @@ def test_without_rounding_nothing_is_allowed_and_it_grows_with_the_unit(system):
     assert (budget.amax((-2, -1)) < 1e-4 * equations.exact.abs().amax((-2, -1))).all()
 
 
+LARGE = pytest.mark.nightly("half a second each; masked logits of this size run always")
+
+
 @pytest.mark.parametrize("solver", ["direct", "cg"])
 @pytest.mark.parametrize(
     ("logits", "n", "m"),
     [
-        (logits, n, m)
+        pytest.param(logits, n, m, marks=LARGE if n == 32 and logits != "masked" else ())
         for logits in ("randn_1", "randn_8", "masked", "identity_like", "permutation")
         for n, m in ((4, 4), (9, 9), (5, 3), (32, 32))
     ],

@@ -150,12 +150,22 @@ def judge(got, p, dy, system, solver, dtype=torch.float32):
     return worst(got, equations.exact, equations.error_budget(solver, dtype))
 
 
+MOST = (4, 4), (33, 20)
+OTHERS = pytest.mark.nightly("a fifth of a second each; masked logits of every size run always")
+
+
 class TestKernels:
     """The bodies in Helion's reference mode, by the equations in float64 at the same P."""
 
     @pytest.mark.parametrize("solver", SOLVERS)
-    @pytest.mark.parametrize("logits", ["randn_8", "identity_like", "masked"])
-    @pytest.mark.parametrize(("n", "m"), [*SQUARE[2:], *RECTANGULAR, (33, 20)])
+    @pytest.mark.parametrize(
+        ("n", "m", "logits"),
+        [
+            pytest.param(*size, logits, marks=() if logits == "masked" or size in MOST else OTHERS)
+            for size in (*SQUARE[2:], *RECTANGULAR, (33, 20))
+            for logits in ("randn_8", "identity_like", "masked")
+        ],
+    )
     def test_corrected(self, n, m, logits, solver):
         p, dy, _ = balanced_matrix(n, m, logits=logits, n_iters=20)
         p, dy = p.float(), dy.float()

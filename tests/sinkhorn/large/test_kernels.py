@@ -14,6 +14,9 @@ from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 from helion_sinkhorn.ops.sinkhorn.large import calls, eager, launch
 from helion_sinkhorn.runtime.kernel import candidates
 
+BY_NIGHT = pytest.mark.nightly(
+    "half a second to a second each; other sizes and logits of the same kind run always"
+)
 ROUNDING = 4e-6
 """What potentials of 10 to 20 round of an exponent."""
 
@@ -43,7 +46,9 @@ def assert_near(found, true, tolerance=ROUNDING):
 
 @pytest.mark.parametrize("sides", [False, True])
 @pytest.mark.parametrize(("first", "n_iters"), [("rows", 1), ("cols", 2), ("rows", 6)])
-@pytest.mark.parametrize(("n", "m"), [(40, 56), (33, 130), (64, 64)])
+@pytest.mark.parametrize(
+    ("n", "m"), [(33, 130), *(pytest.param(*s, marks=BY_NIGHT) for s in ((40, 56), (64, 64)))]
+)
 def test_values_and_gradients(n, m, n_iters, first, sides):
     inputs = *given(n, m, sides), n_iters, first
     assert_near(results(launch, *inputs), exact(*inputs))
@@ -148,9 +153,10 @@ PEAKED = {
     "a column that loses": lambda: make_logits("column_below", 2, 48, 40, dtype=torch.float32),
     "masked": lambda: make_logits("masked", 2, 48, 40, dtype=torch.float32),
 }  # fmt: skip
+ALWAYS = "3000 randn", "c i j", "a column that loses", "masked"
 
 
-@pytest.mark.parametrize("kind", PEAKED)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in ALWAYS else BY_NIGHT) for k in PEAKED])
 @pytest.mark.parametrize(("longest", "n_iters"), [(8192, 20), (16, 1)], ids=["one read", "two reads"])
 def test_peaked_logits_of_the_deepseek_form(kind, n_iters, longest):
     """No potential is as large as the logits: six times the error of float32 autograd, or rounding."""
@@ -167,7 +173,7 @@ def test_peaked_logits_of_the_deepseek_form(kind, n_iters, longest):
 
 @pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two reads"])
 @pytest.mark.parametrize("kind", ["3000 randn", "c i j", "a column that loses"])
-@pytest.mark.parametrize("n_iters", [3, 20])
+@pytest.mark.parametrize("n_iters", [3, pytest.param(20, marks=BY_NIGHT)])
 def test_potentials_of_thousands_leave_no_error(kind, n_iters, longest):
     """Rounded, they would make lines' sums wrong by 1e-4, and P and dX as much."""
     x = PEAKED[kind]()

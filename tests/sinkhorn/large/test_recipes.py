@@ -27,7 +27,9 @@ def value_and_gradients(function, *tensors, upstream):
 
 @pytest.mark.parametrize("bins", [(), (1, 1), (2, 1, 1)])
 @pytest.mark.parametrize(("n", "m"), [(5, 7), (1, 3), (60, 40), (190, 150)])
-@pytest.mark.parametrize("iters", [1, 20, 100])
+@pytest.mark.parametrize(
+    "iters", [1, pytest.param(20, marks=pytest.mark.nightly("few and many run always")), 100]
+)
 def test_superglue(n, m, iters, bins):
     scores, upstream = randn(2, n, m, dtype=FLOAT64, scale=3), randn(2, n + 1, m + 1, seed=1, dtype=FLOAT64)
     bin_score = randn(*bins, seed=2, dtype=FLOAT64)
