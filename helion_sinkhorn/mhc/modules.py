@@ -51,9 +51,9 @@ class HyperConnection(Float32Parameters):
     Attribute `fuse_wgrad_accumulation`, by default False: if it is True, gradients are added to the
         parameters' `main_grad`, if they have one (`into_main_grad`).
 
-    Parameters: fn (n^2 + 2n, n C), base (n^2 + 2n,), scale (3,).  They are float32 for any default dtype and
-        after any conversion of the module except to float64 (`Float32Parameters`).  Names, shapes and order
-        of rows are as in DeepseekV4HyperConnection of transformers, and state dicts fit both ways.
+    Parameters, float32 under any default dtype and after any conversion except to float64
+        (`Float32Parameters`): fn (n^2 + 2n, n C), base (n^2 + 2n,), scale (3,).  Names, shapes and order of
+        rows are as in DeepseekV4HyperConnection of transformers, and state dicts fit both ways.
 
     Numerical policy: as for `hc_site`; autocast is off inside.
 
