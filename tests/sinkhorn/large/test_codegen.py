@@ -1,0 +1,42 @@
+"""The kernels for large matrices with their default configs as machine code of several GPUs."""
+
+from __future__ import annotations
+
+import pytest
+from targets import BY_NIGHT, TARGETS
+
+pytest.importorskip("triton")
+
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.lab.machine.binary import Job
+from helion_sinkhorn.ops.sinkhorn.large.calls import KERNELS
+from helion_sinkhorn.ops.sinkhorn.large.launch import LONGEST
+from helion_sinkhorn.ops.sinkhorn.large.space import LargeCall
+from helion_sinkhorn.runtime.kernel import default_choice
+
+CALLS = (
+    LargeCall("float32", 1024, 1024),
+    LargeCall("bfloat16", 300, 8192),
+    LargeCall("float16", 130, 129),
+    LargeCall("float32", 4096, 5000),
+    LargeCall("float32", 1229, 98304),
+    LargeCall("bfloat16", 33, 8193),
+)
+
+
+@BY_NIGHT
+@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize("key", TARGETS)
+def test_defaults_make_good_machine_code(key, call, compile_for):
+    jobs = [
+        Job(call, default_choice(KERNELS[name], call, DEVICES[key]), 16)
+        for name in KERNELS
+        if ("_wide_" in name) == (call.m > LONGEST) or name.endswith("_write")
+    ]
+    bad = []
+    for binary in compile_for(key, jobs):
+        found = list(binary.problems)
+        if binary.spills:
+            found.append(f"{binary.spills} spills")
+        bad += [f"{call} {binary.job.choice}: {'; '.join(found)}"] if found else []
+    assert not bad, "\n".join(bad)
