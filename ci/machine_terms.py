@@ -97,8 +97,12 @@ class Terms:
 
 
 def default_jobs(device: Device) -> list[Job]:
-    """The default config of every kernel that a workload of CI's runs, or else a tuned one, each once."""
-    workloads = (*tagged("ci", object), *tagged("implicit", object))
+    """The default config of every kernel that a workload of CI's runs, or else a tuned one, each once.
+
+    Those of scaled workloads belong to sizes that no user's call has.
+    """
+    every = (*tagged("ci", object), *tagged("implicit", object))
+    workloads = [workload for workload in every if "scaled" not in workload.tags]
     calls = dict.fromkeys(program for workload in workloads for program in kernel_calls(workload))
     missing = KERNELS.keys() - {kernel for kernel, _ in calls}
     tuned = (program for workload in tagged("tune", object) for program in kernel_calls(workload))
