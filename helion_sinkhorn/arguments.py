@@ -13,7 +13,7 @@ from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.nearest import refused
 
 # the tables with these names import torch and Triton; a test compares them
-TAGS = ("bench", "ci", "implicit", "stress", "tune")
+TAGS = ("bench", "ci", "implicit", "scaled", "stress", "tune")
 OPERATORS = (
     "sinkhorn", "sinkhorn_large", "dot_compress", "linear_attention", "hc_split_sinkhorn", "hc_mixes",
     "hc_pre", "hc_post", "hc_site", "sinkhorn_balance", "quantize",

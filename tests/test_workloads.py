@@ -18,7 +18,7 @@ from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 def test_names_are_keys_and_tags_are_known():
     assert all(name == w.name for name, w in WORKLOADS.items())
     assert set().union(*(w.tags for w in WORKLOADS.values())) == {
-        "ci", "tune", "bench", "stress", "implicit",
+        "ci", "tune", "bench", "stress", "implicit", "scaled",
     }  # fmt: skip
     assert all(w.source for w in WORKLOADS.values())
     assert all(w.logits in LOGITS for w in WORKLOADS.values() if isinstance(w, SinkhornWorkload))

@@ -577,7 +577,7 @@ OTHER = {
     "first": "cols", "backward": "implicit", "precision": "tf32", "comb_order": "oi",
     "gates": "g", "n_iters": "10", torch.dtype: "float16", float: "0.01", bool: "True",
 }  # fmt: skip
-OTHER_FORM = {"deepseek": "log", "log": "deepseek"}
+OTHER_FORM = {"deepseek": "log", "log": "deepseek", "float32": "e8m0", "column": "row"}
 SMALL = {"linear_attention": ["sequences=1", "steps=64", "heads=2", "dk=32", "dv=32"]}
 OF_NO_PROGRAM = {
     "batch", "tokens", "sequences", "norm_weight", "crosses", "own_weights", "every_argument", "unused",
@@ -634,7 +634,7 @@ CALLS = {
     "hc_site c=64 dtype=float32": lambda: (
         *hc_site(normal(64, 4, 64), normal(24, 256), normal(3), normal(24)),
         *crossed(normal(64, 4)),
-        *torch.no_grad()(crossed)(normal(64, 4), y_norm_weight=normal(64)),
+        *crossed(normal(64, 4), y_norm_weight=normal(64)),
         *torch.no_grad()(crossed)(None, y_norm_weight=normal(64)),
     ),
     "hc_site n=5 c=64 dtype=float32": lambda: hc_site(

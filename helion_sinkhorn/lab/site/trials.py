@@ -256,8 +256,9 @@ def run_call(workload: HcSiteWorkload, device: str) -> None:
     for weights in (pre, None):  # a server's, of DeepSeek-V4.1 and of V4
         boundary.forward(*update, None, weights, *parameters, norm, *constants)
     upstream, site = (dresidual, dy, pre, dpost, dcomb), (pre, *parameters)
-    given = *update, *site, None, streams, mixes, norms
-    ways.backward(ways.Asked(upstream, given, None, False, constants))
+    for weight in (None, norm):
+        given = *update, *site, weight, streams, mixes, norms
+        ways.backward(ways.Asked(upstream, given, None, False, constants))
 
 
 ALONE = {

@@ -259,7 +259,7 @@ class TestPublicFunction:
     @pytest.mark.parametrize(
         ("shape", "options", "said"),
         [
-            ((2, 3, 5), {"backward": Implicit("reduced")}, "3 x 5 cannot have"),
+            ((2, 3, 5), {"backward": Implicit("reduced")}, "a matrix of 3 x 5 they cannot"),
             (
                 (2, 5, 3),
                 {"backward": Implicit("full")},

@@ -69,7 +69,7 @@ def room(u: torch.Tensor, group: int, scales: str, layout: str) -> tuple[torch.T
 
 def as_returned(scales: torch.Tensor, u: torch.Tensor, layout: str) -> torch.Tensor:
     """Scales (..., T, K) of those that `room` made."""
-    return scales if layout == "row" else scales[..., : u.size(-2)].mT
+    return scales if layout == "row" else scales.narrow(-1, 0, u.size(-2)).mT
 
 
 def forward(
