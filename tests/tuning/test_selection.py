@@ -24,9 +24,12 @@ def test_without_a_command_the_commands_are_listed(capsys):
     [
         (
             "tune",
-            ["those with this tag, one of bench, ci, implicit, stress, tune", "7 rounds; full takes 21"],
+            [
+                "those with this tag, one of bench, ci, implicit, scaled, stress, tune",
+                "7 rounds; full takes 21",
+            ],
         ),
-        ("show", ["those with this tag, one of bench, ci, implicit, stress, tune"]),
+        ("show", ["those with this tag, one of bench, ci, implicit, scaled, stress, tune"]),
         ("check", ["about half an hour on two cores", "With --no-compile it takes seconds"]),
         ("readme", ["helion_sinkhorn/tuning_cache/ among the installed packages"]),
     ],
@@ -42,14 +45,23 @@ def test_help_explains(command, explained, capsys):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["show", "--device", "h200", "--tags", "nope"], ["'nope'", "bench, ci, implicit, stress, tune"]),
+        (
+            ["show", "--device", "h200", "--tags", "nope"],
+            ["'nope'", "bench, ci, implicit, scaled, stress, tune"],
+        ),
         (["show", "--device", "h200", "--only", "log_4x4_f32"], ["'log_4x4_f32'", "\n  log_4x4_fp32_b128"]),
         (["show", "--device", "h200", "--only", "_4x4_fp32,nope"], ["'nope'"]),
         (["show", "--device", "h2"], ["'h2'", "h200", "mi355x"]),
-        (["tune", "--device", "h200", "--offline", "--tags", "nope"], ["bench, ci, implicit, stress, tune"]),
+        (
+            ["tune", "--device", "h200", "--offline", "--tags", "nope"],
+            ["bench, ci, implicit, scaled, stress, tune"],
+        ),
         (["tune", "--device", "h200", "--offline", "--kernel", "sinkhorn"], ["\n  sinkhorn_forward\n"]),
         (["tune", "--device", "h200", "--kernel", "hc_pre_foward"], ["\n  hc_pre_forward\n"]),
-        (["show", "--tags", "tuen"], ["use one of bench, ci, implicit, stress, tune; the nearest is tune"]),
+        (
+            ["show", "--tags", "tuen"],
+            ["use one of bench, ci, implicit, scaled, stress, tune; the nearest is tune"],
+        ),
         (
             ["shwo"],
             ["'shwo' is not known; use one of tune, show, check, readme, warm, env; the nearest is show"],
