@@ -99,7 +99,7 @@ class Terms:
 def default_jobs(device: Device) -> list[Job]:
     """The default config of every kernel that a workload of CI's runs, or else a tuned one, each once.
 
-    Those of scaled workloads belong to sizes that no user's call has.
+    Scaled workloads are left out, since users launch these kernels at the sizes of tuned ones.
     """
     every = (*tagged("ci", object), *tagged("implicit", object))
     workloads = [workload for workload in every if "scaled" not in workload.tags]

@@ -17,7 +17,7 @@ from helion_sinkhorn.runtime.checks import type_of
 LEAST_TOKENS = 1024
 """By default calls of fewer tokens are left to the server.
 
-No server's kernels were measured beside ours.  Up to 128 tokens a seam takes 11 to 20 us here, with the split
+No server's kernels were measured beside ours.  Up to 128 tokens a seam takes 10 to 21 us here, with the split
 of fn (docs/bench/serving.csv, us_unprepared, H200), and published times of other kernels are 8 to 15 us.
 With 1024 tokens and C = 4096 moving its bytes takes 20 us at 4.3 TB/s.
 """

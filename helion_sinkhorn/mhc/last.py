@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd import forward_ad
 
 from helion_sinkhorn.ops.mhc.merged import of_coefficients, takes_merged
 from helion_sinkhorn.ops.mhc.post.api import check_update, mixed
@@ -20,6 +19,7 @@ from helion_sinkhorn.runtime.checks import (
     refuse_shape,
 )
 from helion_sinkhorn.runtime.tokens import register_sharding_for
+from helion_sinkhorn.runtime.torch_op import needs_gradient
 
 
 @takes_merged("post", of_coefficients)
@@ -86,17 +86,11 @@ def hc_last(
         refuse_shape("pre", pre, (*lead, n), f"for these streams pass {(*lead, n)}")
     given = f, x, post, comb, bias, pre, y_norm_weight
     there = [t for t in given if t is not None]
-    fits = n <= MOST_STREAMS and 1 < columns <= MOST_COLUMNS and not _differentiates(there)
+    # under a compiler too, which would find no gradient of the kernel
+    fits = n <= MOST_STREAMS and 1 < columns <= MOST_COLUMNS and not needs_gradient(*there)
     if fits and implementation_for(implementation, "x", x) == "helion":
         register_sharding_for(*there)
         return torch_op.call(*given, float(y_norm_eps), comb_order)
     streams = mixed(f, x, post, comb, bias, comb_order, implementation)
     norm = None if y_norm_weight is None else Norm(y_norm_weight, float(y_norm_eps))
     return collapsed(streams, pre, norm, implementation)
-
-
-def _differentiates(tensors: list[torch.Tensor]) -> bool:
-    """Whether a gradient is needed; a compiler asks too, which would find none of the kernel."""
-    if forward_ad._current_level >= 0:
-        return True
-    return torch.is_grad_enabled() and any([t.requires_grad for t in tensors])

@@ -54,6 +54,13 @@ def differentiates(*tensors: torch.Tensor) -> bool:
     return _is_grad_enabled() and not _is_compiling() and any(map(_requires_grad, tensors))
 
 
+def needs_gradient(*tensors: torch.Tensor) -> bool:
+    """Whether a call on these needs a gradient; unlike `differentiates` also while a compiler traces it."""
+    if forward_ad._current_level >= 0:
+        return True
+    return _is_grad_enabled() and any([t.requires_grad for t in tensors])
+
+
 def no_double_backward(operator: str):
     """A derivative that raises: that of an operator's gradient."""
 

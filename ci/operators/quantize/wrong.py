@@ -15,7 +15,7 @@ from ci.gate.arithmetic import keep_bits
 from ci.gate.damage import at
 from ci.gate.wrong import Run, Wrong, everywhere
 from ci.operators.quantize.steps import Steps, magnitudes, right
-from helion_sinkhorn.lab.pre.quantized.evidence import RESULTS, nearest, scale_of
+from helion_sinkhorn.lab.pre.quantized.evidence import RESULTS, nearest, scale_of, unit_of
 from helion_sinkhorn.lab.pre.quantized.workloads import QuantizeWorkload
 
 
@@ -117,10 +117,6 @@ def groups(w: QuantizeWorkload) -> bool:
 def scaled(change: Callable[[torch.Tensor], torch.Tensor]) -> Steps:
     """Another scale of every group, used and stored."""
     return Steps(scale=lambda w, largest: change(scale_of(w, largest)))
-
-
-def unit_of(q: torch.Tensor) -> torch.Tensor:
-    return torch.exp2(torch.frexp(q.abs().clamp(min=2.0**-6)).exponent.double() - 4)
 
 
 def to_odd_ties(turn: Callable[[torch.Tensor], torch.Tensor]) -> Steps:

@@ -11,7 +11,7 @@ from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
 from helion_sinkhorn.ops.sinkhorn.large.ranks import reduce_over
 from helion_sinkhorn.runtime.checks import check_implementation
 from helion_sinkhorn.runtime.tokens import may_be_distributed
-from helion_sinkhorn.runtime.torch_op import differentiates
+from helion_sinkhorn.runtime.torch_op import needs_gradient
 
 OTHER = {"rows": "cols", "cols": "rows"}
 
@@ -73,7 +73,7 @@ def shared(
         return found
     n = found.part.size(-2)
     # a rank that took PyTorch alone would wait for sums that the others do not make
-    in_torch = of.has_marginals or not n or differentiates(found.part) or needs_gradient(found.part)
+    in_torch = of.has_marginals or not n or needs_gradient(found.part)
     in_torch = in_torch or resolve_large(implementation, found.part, found.first) == "pytorch"
     counts = torch.tensor([n, n == 0, in_torch], device=found.part.device)
     reduce_over(counts, found.groups, "SUM")
@@ -84,11 +84,6 @@ def shared(
             "least one: shard over fewer ranks"
         )
     return found._replace(lines=lines, by_kernels=not in_torch)
-
-
-def needs_gradient(x: torch.Tensor) -> bool:
-    """Whether autograd sees x, while a compiler traces too."""
-    return torch.is_grad_enabled() and x.requires_grad
 
 
 def _placed(logits: torch.Tensor, group: Any, first: str, exact: bool) -> Shared | None:

@@ -61,10 +61,14 @@ def scale_of(workload: QuantizeWorkload, largest: torch.Tensor) -> torch.Tensor:
 
 
 def nearest(q: torch.Tensor) -> torch.Tensor:
-    """The e4m3 next to each entry, ties to even: units are 2^-3 of a binade, and 2^-9 below 2^-6."""
-    q = q.double()
-    unit = torch.exp2(torch.frexp(q.abs().clamp(min=2.0**-6)).exponent.double() - 4)
-    return (q / unit).round() * unit
+    """The e4m3 next to each entry, ties to even."""
+    unit = unit_of(q)
+    return (q.double() / unit).round() * unit
+
+
+def unit_of(q: torch.Tensor) -> torch.Tensor:
+    """The distance between the e4m3 around each entry: 2^-3 of a binade, and 2^-9 below 2^-6."""
+    return torch.exp2(torch.frexp(q.double().abs().clamp(min=2.0**-6)).exponent.double() - 4)
 
 
 def truths(workload: QuantizeWorkload, u: torch.Tensor) -> dict[str, Truth]:

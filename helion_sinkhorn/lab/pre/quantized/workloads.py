@@ -52,10 +52,6 @@ class QuantizeWorkload:
         return (drawn.to(self.dtype).to(device),)
 
 
-def _model(g: Draws, *sizes: int) -> torch.Tensor:
-    return normal(g, *sizes)
-
-
 def _peaked(g: Draws, *sizes: int) -> torch.Tensor:
     of_token = torch.exp2((24 * uniform(g, *sizes[:-1], 1)).floor() - 12)
     return normal(g, *sizes) * torch.exp2(-(12 * uniform(g, *sizes)).floor()) * of_token
@@ -82,7 +78,7 @@ def _edges(g: Draws, *sizes: int) -> torch.Tensor:
     return u
 
 
-VALUES = {"model": _model, "peaked": _peaked, "small": _small, "ties": _ties, "edges": _edges}
+VALUES = {"model": normal, "peaked": _peaked, "small": _small, "ties": _ties, "edges": _edges}
 """name -> (generator, batch, tokens, C) -> u.  peaked: tokens and entries of many binades; small: groups
 below the floor, and a token of zeros; ties: a scale of 1, and entries in the middle of two e4m3, subnormal
 ones too; edges: the largest of a group next to 448 times a power of two."""

@@ -92,7 +92,8 @@ def _large(n: int, m: int, batch: int, source: str, **options: Any) -> LargeWork
 
 def _judged(name: str, source: str, **options: Any) -> LargeWorkload:
     of = {"n": 44, "m": 40, "batch": 3, "n_iters": 3, "spread": 1.5, **options}
-    # a line of 72 entries stands for one of 98304, for which users' calls launch another program
+    # a line of 72 entries stands for one of 98304; users have short ones only where ranks share the rows
+    # and no gradient is needed
     tags = {"ci", "scaled"} if "longest" in of else {"ci"}
     return LargeWorkload(f"large_{name}", tags=frozenset(tags), source=source, **of)
 

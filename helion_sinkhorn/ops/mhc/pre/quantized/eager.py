@@ -32,9 +32,10 @@ def forward(
 
 
 def _power_of_two(largest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The biased exponent, int32, of the smallest power of two from largest / 448 up, and that in float32.
+    """The smallest power of two that is at least largest / 448: its biased exponent, int32, and its float32.
 
-    By the bits of a float32: a logarithm would err next to a power of two.  448 is 1.75 times 2^8.
+    It is computed from the bits of a float32, since a logarithm may be wrong near a power of two.  448 is
+    1.75 times 2^8.
     """
     bits = largest.view(torch.int32)
     exponent, mantissa = bits >> 23, bits & 0x7FFFFF
