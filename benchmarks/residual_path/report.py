@@ -22,7 +22,12 @@ TIMED = (
     "Microseconds of a call, in a CUDA graph or queued ahead by the host, whichever is faster; in brackets, "
     "over a copy of the same bytes; (q): no graph could be captured."
 )
-CALLED = {"coefficients": "hc_split_sinkhorn"}
+CALLED = {
+    "coefficients": "hc_split_sinkhorn",
+    "normed_site": "site with norm",
+    "normed_boundary": "boundary with norm",
+    "normed_seam": "V4's boundary with norm",
+}
 """Functions whose operation has another name in the CSV."""
 SITE = "see [the README](../../README.md#how-fast) for a site"
 WHOLE = "site", "boundary", "normed_site", "normed_boundary", "normed_seam"
@@ -116,8 +121,9 @@ def whole_and_parts(path: Path) -> str:
         whole, parts, copy = (found.get((*at, name)) for name in (OURS, PARTS, FLOOR))
         if whole:
             records.append({
-                "": at[0], "C": at[1], "pass": at[2], "copy": cell(copy, None), "one call": cell(whole, copy),
-                "kernels": whole.get("kernels") or "-", "its parts": cell(parts, copy),
+                "": CALLED.get(at[0], at[0]), "C": at[1], "pass": at[2], "copy": cell(copy, None),
+                "one call": cell(whole, copy), "kernels": whole.get("kernels") or "-",
+                "its parts": cell(parts, copy),
             })  # fmt: skip
     return f"{runs(rows, WHOLE)}. {TIMED}\n\n{table(records)}"
 
