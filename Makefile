@@ -117,7 +117,7 @@ accuracy: $(VENV)/.ready ## test the device at hand; writes accuracy-<device>.js
 compare: $(VENV)/.ready ## what several devices wrote, side by side. ARGS="a/accuracy-h200.json b/accuracy-mi350.json"
 	$(RUN) -m ci.compare $(ARGS)
 
-# docs/dev/emulation.md says how long it takes; ARGS="--devices mi350 --workloads mhc_fp32 tail_5x3 --served"
+# docs/dev/emulation.md says how long it takes; ARGS="--devices mi350 --workloads mhc_fp32 tail_5x3 --used"
 emulate: $(VENV)/.ready ## AMD's machine code executed on this CPU and tested as a device is
 	$(RUN) -m ci.emulate $(ARGS)
 

@@ -40,7 +40,7 @@ def make_parser(
     parser.add_argument(
         "--steps", type=int, default=steps, help="entries times iterations tested of a workload"
     )
-    parser.add_argument("--served", action="store_true", help="only the config that each call gets")
+    parser.add_argument("--used", action="store_true", help="only the config that each call gets")
     parser.add_argument("--models", nargs="*", choices=models, default=models, metavar="MODEL",
                         help=f"beside correct rounding: {'; '.join(models or ())}")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
@@ -91,7 +91,7 @@ class Options:
     """How workloads are tested."""
 
     steps: int
-    served: bool
+    used: bool
     """Only the config that each call gets; else every committed config and the default."""
     models: tuple[str, ...]
     """Names of MODELS."""
@@ -119,7 +119,7 @@ def judge(name: str, key: str, options: Options) -> dict[str, object]:
         with launch.as_on_device():
             candidates = operator.candidates(workload, *inputs)
         for candidate in candidates:
-            if candidate.of not in wanted or (options.served and not candidate.served):
+            if candidate.of not in wanted or (options.used and not candidate.served):
                 continue
             try:
                 results.append(judged(session, candidate, inputs, truth[candidate.of], results, options))
@@ -239,7 +239,7 @@ def main() -> int:
     given = make_parser(amd, DEFAULT, selected, STEPS, list(MODELS), CACHE).parse_args()
     names = dict(given.workloads or ((w.name, frozenset()) for w in tagged("ci", object)))
     options = Options(
-        given.steps, given.served, tuple(given.models), given.cache.resolve(),
+        given.steps, given.used, tuple(given.models), given.cache.resolve(),
         {name: results for name, results in names.items() if results},
     )  # fmt: skip
     os.environ["OMP_NUM_THREADS"] = "1"
