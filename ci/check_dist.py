@@ -2,8 +2,8 @@
 
 python ci/check_dist.py dist [--wheels FOLDER]; standard library only.
 
-The demo and the examples come from the source distribution, which is unpacked beside the environment; the
-package itself does not, so that what runs is the wheel.
+The demo and the examples come from the source distribution, which is unpacked beside the environment.  The
+package that they import is the wheel.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def uses(source: Path) -> list[list[str]]:
 
 
 def check(dist: Path, wheels: str | None) -> None:
-    """Raise where an installation, or something that is run with it, fails."""
+    """Raise if the installation or a command in it fails."""
     (wheel,), (archive,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "HELION_SINKHORN_"))}
     with tempfile.TemporaryDirectory() as folder:
