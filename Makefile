@@ -75,7 +75,7 @@ wheels: ## download what every target needs, for a machine without an index: the
 	$(PYTHON) -m pip wheel -w $(WHEELS) --no-deps "helion==1.5.0" "triton==3.6.0"
 	rm -rf build
 
-dist: $(VENV)/.dist ## sdist and wheel in dist/, checked, and used from an empty environment: 5 minutes
+dist: $(VENV)/.dist ## sdist and wheel in dist/, checked, and used from an empty environment with a new torch: 5 minutes of CPU time
 	rm -rf dist build
 	$(RUN) -m build $(if $(WHEELS),--no-isolation)
 	$(RUN) -m twine check --strict dist/*
@@ -117,7 +117,7 @@ accuracy: $(VENV)/.ready ## test the device at hand; writes accuracy-<device>.js
 compare: $(VENV)/.ready ## what several devices wrote, side by side. ARGS="a/accuracy-h200.json b/accuracy-mi350.json"
 	$(RUN) -m ci.compare $(ARGS)
 
-# docs/dev/emulation.md says how long it takes; ARGS="--devices mi350 --workloads mhc_fp32 tail_5x3 --served"
+# docs/dev/emulation.md says how long it takes; ARGS="--devices mi350 --workloads mhc_fp32 tail_5x3 --used"
 emulate: $(VENV)/.ready ## AMD's machine code executed on this CPU and tested as a device is
 	$(RUN) -m ci.emulate $(ARGS)
 

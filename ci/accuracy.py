@@ -1,10 +1,10 @@
 """Test every kernel on the device at hand: python -m ci.accuracy [--out FOLDER] [--no-inductor]
 
-For each workload tagged `ci`, each kernel, each config committed for it and the default: the error against
-float64 from the same inputs by the gate (ci/gate/gate.py); memory around its results, its inputs, and equal
-bits from other runs, from split batches and at every position in the batch (ci/gate/runs.py); row and column
-sums; Inductor's error on the same inputs.  Without a GPU the CPU path is tested.  Writes
-accuracy-<device>.json for ci/compare.py; the exit status is the verdict.
+Every workload tagged `ci` is run with each kernel, its default and each committed config.  The gate
+(ci/gate/gate.py) compares the results with float64 from the same inputs. ci/gate/runs.py checks the inputs,
+the memory around the results, and that other runs, split batches and other positions in the batch give equal
+bits.  Row and column sums and Inductor's error are recorded.  Without a GPU the CPU path is tested.  The
+command writes accuracy-<device>.json for ci/compare.py, and exits with 1 if a result is wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 
 
 def make_parser(workloads=None, usual=None, steps=None) -> argparse.ArgumentParser:
-    """The command line, without the names and defaults for which torch would have to be imported."""
+    """The command line; names and defaults that need torch are passed in."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -53,7 +53,7 @@ def make_parser(workloads=None, usual=None, steps=None) -> argparse.ArgumentPars
 
 
 if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
-    # what follows imports torch, which takes seconds; --help has names from there
+    # the next lines import torch, which takes seconds; --help then has all names
     make_parser().parse_args()
 
 import torch
@@ -80,13 +80,14 @@ from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 
 SCHEMA = 1
 SAMPLE_ENTRIES = 1024
-"""Entries kept of each result that a call returns, in whole matrices, for gaps between devices."""
+"""How many entries of each result of a call are kept, in whole matrices, to compare devices."""
 LARGEST_SAMPLE = 1 << 12
-"""Entries of the largest matrix that is kept."""
+"""The most entries of a matrix that is kept."""
 INDUCTOR = ("mhc_one_iteration", "mhc_five_iterations", "mhc_fp32", "mhc_bf16", "log_4", "driver_8")
-"""Workloads compared with torch.compile: it unrolls the iterations, and takes minutes for large matrices."""
+"""Workloads compared with torch.compile, which unrolls the iterations and takes minutes for large matrices.
+"""
 SAVED_EVERY = 20.0
-"""Seconds between two writes of the artefact, so that a run that is killed leaves what it had."""
+"""Seconds between two writes of the artefact, so that a killed run leaves results."""
 PARTS = 4
 """Tasks that compile a workload's programs."""
 MEMORY = {
@@ -94,7 +95,7 @@ MEMORY = {
     "inputs": "was computed by a run that changed its inputs",
     "kind": "has another dtype, shape or strides than it should",
 }
-"""The sentences about a result for which one of these does not hold."""
+"""What is wrong with a result, by the check that fails."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -104,7 +105,7 @@ def digest(*tensors: torch.Tensor) -> str:
 
 
 def marginals(result: torch.Tensor, exact: torch.Tensor) -> dict[str, dict[str, float]]:
-    """The largest and the mean difference of row and column sums to those of the truth."""
+    """The largest and the mean difference of row and column sums from the truth's sums."""
     found = {}
     for name, axis in (("rows", -1), ("columns", -2)):
         gap = (result.cpu().double().sum(axis) - exact.sum(axis)).abs()
@@ -124,7 +125,7 @@ def statistics(truth: Truth, result: torch.Tensor) -> dict[str, object]:
 
 
 def described(candidate: Candidate, truth: Truth, result: torch.Tensor) -> dict[str, object]:
-    """The record of a candidate's tested matrices, however they were computed."""
+    """The record of a candidate, from its results on the tested matrices."""
     return {
         "kernel": candidate.kernel, "of": candidate.of, "config": candidate.config,
         "source": candidate.source.removeprefix(f"{ROOT}/"), "served": candidate.served,
@@ -134,7 +135,7 @@ def described(candidate: Candidate, truth: Truth, result: torch.Tensor) -> dict[
 
 
 def sampled(candidate: Candidate, result: torch.Tensor, before: list[dict[str, object]]) -> dict[str, str]:
-    """The sample that an artefact keeps of a result: of the first that a call returns, where matrices are
+    """The sample of a result that an artefact keeps: of the first result of a call, if its matrices are
     small.
     """
     kept = candidate.served and result[0].numel() <= LARGEST_SAMPLE
@@ -146,7 +147,7 @@ def sampled(candidate: Candidate, result: torch.Tensor, before: list[dict[str, o
 def recorded(
     workload, inputs: tuple[torch.Tensor, ...], truth: dict[str, Truth], results: list[dict[str, object]]
 ) -> dict[str, object]:
-    """A workload's record: its results, and those of models of vendors' arithmetic."""
+    """A workload's record: its results, and the results of models of vendors' arithmetic."""
     modelled = {vendor: run(workload, *inputs) for vendor, run in operator_of(workload).vendors.items()}
     return {
         "arguments": {**workload.shape, "dtype": str(workload.dtype)[6:], **workload.options},
@@ -162,7 +163,7 @@ def recorded(
 
 
 def by_config(operator: Operator, results: list[dict[str, object]]) -> list[str]:
-    """Results whose bits depend on the config, though they may not: a token alone may have another."""
+    """Results whose bits depend on the config although a token must have the same bits in any batch."""
     digests: dict[tuple[str, str], set[object]] = {}
     for r in results:
         if r["of"] in operator.same_bits:
@@ -180,12 +181,12 @@ def given(
 
 
 def shows(workload, of: str) -> bool:
-    """Whether a result is tested: where another was not used, only gradients are."""
+    """Whether a result is tested; if another result is unused, only gradients are."""
     return not getattr(workload, "unused", "") or of.split()[-1].startswith("d")
 
 
 def judge(name: str, device: str, steps: int, large: bool = False) -> dict[str, object]:
-    """All of a workload's record but Inductor; large: of a batch of more than 65,535 programs."""
+    """A workload's record without Inductor; large: with a batch of more than 65,535 programs."""
     workload, inputs, full = given(name, device, steps, large)
     operator = operator_of(workload)
     truth = operator.truths(workload, *inputs)
@@ -199,8 +200,8 @@ def judge(name: str, device: str, steps: int, large: bool = False) -> dict[str, 
 def judged(
     candidate: Candidate, full: list[torch.Tensor], truth: Truth, before: list[dict[str, object]]
 ) -> dict[str, object]:
-    """The record of one candidate, run on the tested matrices over and over."""
-    # a candidate that writes to its inputs spoils no other's
+    """The record of one candidate, which is run repeatedly on the tested matrices."""
+    # so that a candidate that writes to its inputs does not change the others' inputs
     full = [t.clone() for t in full]
     count, batch = len(truth.exact), len(full[0])
     result, memory = in_guarded_memory(candidate, full)
@@ -218,8 +219,9 @@ def judged(
 def compile_part(name: str, part: int, device: str, steps: int, large: bool = False) -> dict[str, object]:
     """Run every PARTS-th of a workload's candidates once on each kind of batch that `judge` makes of it.
 
-    A batch of one, one that 16 divides, any other and elements apart are programs of their own.  Triton keeps
-    them on disk, so the process that tests the workload need not compile some 30 of them one after another.
+    Triton has different programs for a batch of one, for multiples of 16, for other numbers and for elements
+    apart.  It keeps them on disk, so that the process that tests the workload need not compile some 30 of
+    them one after another.
     """
     workload, _, full = given(name, device, steps, large)
     for candidate in operator_of(workload).candidates(workload, *full)[part::PARTS]:
@@ -241,10 +243,10 @@ def inductor(name: str, device: str, steps: int) -> dict[str, object]:
 
 
 def in_turns(names: Sequence[str], parts: int, ahead: int) -> Iterator[tuple[str, int | None]]:
-    """Tasks (name, part), with (name, None) for the test of a name `ahead` more parts later.
+    """Tasks (name, part), each name's test (name, None) coming `ahead` parts after its last part.
 
-    By then its own parts are done, if tasks take equally long.  Were all parts compiled first, a run that its
-    seconds end early would have tested nothing.
+    Its parts are done by then if tasks take equally long.  If all parts came first, a run that runs out of
+    time would have tested nothing.
     """
     later = -(-ahead // parts) if parts else 0
     for index in range(len(names) + later):
@@ -255,7 +257,7 @@ def in_turns(names: Sequence[str], parts: int, ahead: int) -> Iterator[tuple[str
 
 
 def attempt(task: Callable[..., dict[str, object]], *arguments) -> dict[str, object]:
-    """A task's record; an exception becomes one too, so that one workload cannot take the others along."""
+    """A task's record; an exception becomes a record too, so that the other workloads still run."""
     try:
         return task(*arguments)
     except Exception:
@@ -272,7 +274,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """HEAD, with + where the tree differs from it; empty outside a repository."""
+    """HEAD, with + if the tree differs from it; empty outside a repository."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -282,7 +284,7 @@ def commit() -> str:
 
 
 def finished(path: Path, like: dict[str, object]) -> dict[str, dict[str, object]]:
-    """The records that a run left without an error, if the rest of its artefact is as `like` is."""
+    """The records without error in a run's artefact, if the facts of that run equal those of `like`."""
     if not path.exists():
         return {}
     before = json.loads(path.read_text())
@@ -306,7 +308,7 @@ def failures(record: dict[str, object]) -> list[str]:
         error = str(record["error"]).strip()
         # Helion shows source lines after the sentence
         return [(re.findall(r"^[\w.]+: .*", error, re.MULTILINE) or error.splitlines())[-1]]
-    # of an emulated device: what checks without an expected value found, and other models of its arithmetic
+    # only an emulated device has these: findings without an expected value, and other models
     found = list(record.get("findings", []))
     found += [f"{of} has other bits with other configs" for of in record.get("bits_by_config", [])]
     for r in record["results"]:
@@ -332,7 +334,7 @@ def sound(r: dict[str, object]) -> bool:
 
 
 def rows(workloads: dict[str, dict]) -> list[dict[str, object]]:
-    """The readable table: one line a workload, result and kernel with config."""
+    """A table for people: one line for each workload, result, kernel and config."""
     found = []
     for name, record in workloads.items():
         for r in record.get("results", []):
@@ -353,11 +355,11 @@ def rows(workloads: dict[str, dict]) -> list[dict[str, object]]:
 def finished_in(
     options: argparse.Namespace, names: Sequence[str], device: str
 ) -> Iterator[dict[tuple[str, str], dict[str, object]]]:
-    """The records (name, "judged" or "inductor") that processes have finished so far, again and again until
-    all have or the seconds are over.
+    """The records (name, "judged" or "inductor") that processes have finished so far, yielded repeatedly
+    until all are finished or the time is over.
     """
     until = time.monotonic() + options.seconds
-    # each process takes its share of the cores; Inductor compiles in the process it is called in
+    # each process takes its share of the cores, and Inductor compiles in the calling process
     os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // options.jobs))
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     with multiprocessing.get_context("spawn").Pool(options.jobs, end_with_parent) as pool:

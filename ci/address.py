@@ -1,8 +1,8 @@
 """Write the address of the repository for an index: python ci/address.py https://github.com/OWNER/NAME
 
 README's links and pictures become absolute, pyproject.toml gets the project's links, CITATION.cff the code's.
-The release workflow does it with its own address before it builds, and it is not committed: in a clone links
-lead into the clone.  Standard library only.
+The release workflow runs this before it builds.  The result is not committed, because links in a clone lead
+into the clone.  Standard library only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PAGES = {
 
 
 def absolute(page: str, address: str) -> str:
-    """A page with the links to files of the repository written out."""
+    """A page whose links to files of the repository are absolute."""
 
     def link(match: re.Match[str]) -> str:
         picture, text, path = match.groups()
@@ -32,7 +32,7 @@ def absolute(page: str, address: str) -> str:
 
 
 def with_urls(pyproject: str, address: str) -> str:
-    """pyproject.toml with the links of PAGES after those that it has."""
+    """pyproject.toml with the links of PAGES added."""
     urls = "".join(f'{name} = "{address}{path}"\n' for name, path in PAGES.items())
     written, count = re.subn(r"(\[project\.urls\]\n(?:\w+ = .*\n)+)", rf"\g<1>{urls}", pyproject)
     if count != 1:
@@ -41,7 +41,7 @@ def with_urls(pyproject: str, address: str) -> str:
 
 
 def write(root: Path, address: str) -> None:
-    """Write the address into the three files of a checkout that lacks it."""
+    """Write the address into the three files of a checkout."""
     readme, pyproject, citation = (root / name for name in ("README.md", "pyproject.toml", "CITATION.cff"))
     if "\nRepository = " in pyproject.read_text():
         raise ValueError("pyproject.toml names a repository already")

@@ -1,9 +1,9 @@
-"""Wrong implementations, tested by all that tests a kernel: python -m ci.attack [--write FILE]
+"""Wrong implementations, tested like kernels: python -m ci.attack [--write FILE]
 
-One is a row of WRONG in operators/<operator>/wrong.py: a right implementation with one thing wrong.  It is
-run as a kernel is (ci/gate/runs.py) on the first workload of `ci` where that shows, so that what it does to
-memory, to its inputs and from run to run counts.  Prints a table of who found what; one that nothing finds,
-without a reason in its row, makes the exit status 1.
+Each row of WRONG in operators/<operator>/wrong.py is a right implementation with one fault.  It is run like a
+kernel (ci/gate/runs.py) on the first workload of `ci` where the fault shows, so that changes of memory, of
+inputs and from run to run are found too.  The command prints which check found which fault, and exits with 1
+if a fault is neither found nor explained in its row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def make_parser(names=None) -> argparse.ArgumentParser:
-    """The command line, without the names and defaults for which torch would have to be imported."""
+    """The command line; names and defaults that need torch are passed in."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -26,7 +26,7 @@ def make_parser(names=None) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
-    # what follows imports torch, which takes seconds; --help has names from there
+    # the next lines import torch, which takes seconds; --help then has all names
     make_parser().parse_args()
 
 import torch
@@ -48,7 +48,7 @@ WRONG: dict[str, list[Wrong]] = {name: operator.wrong for name, operator in OPER
 
 @dataclass(frozen=True)
 class Ground:
-    """What wrong implementations of a workload are tested on."""
+    """The inputs on which wrong implementations of a workload are tested."""
 
     workload: object
     truth: dict[str, Truth]
@@ -56,7 +56,7 @@ class Ground:
 
 
 def placed(operator: str) -> list[tuple[Wrong, str]]:
-    """What is wrong, and the workload it is run on."""
+    """The fault, and the workload on which it is run."""
     workloads = [w for w in tagged("ci", object) if OPERATORS[operator].takes(w)]
     return [(wrong, wrong.first(workloads)) for wrong in WRONG[operator]]
 
@@ -71,7 +71,7 @@ def ground(name: str) -> Ground:
 
 
 def verdicts(run: Run, on: str, of: tuple[str, ...]) -> list[str]:
-    """The failures that the gate finds in an implementation: statistics, runs and memory, by name."""
+    """The names of the checks that an implementation fails: statistics, runs and memory."""
     here = ground(on)
     found = []
     for name in [name for name in here.truth if not of or name in of]:

@@ -2,8 +2,8 @@
 
 python ci/bootstrap.py FOLDER [--wheels FOLDER]
 
-The environment borrows the packages of the interpreter that runs this when that has a CUDA
-or ROCm build of torch, new enough; else it gets the tested set of constraints.txt.
+If the interpreter that runs this has a new enough CUDA or ROCm build of torch, the environment uses its
+packages; otherwise it gets the tested versions of constraints.txt.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Torch:
 
     @property
     def suitable(self) -> bool:
-        """Whether it is worth borrowing."""
+        """Whether the environment should use it."""
         return bool(self.gpu) and release(self.version) >= OLDEST_TORCH
 
 
@@ -57,7 +57,7 @@ def helion_for(torch_version: str) -> str:
 
 
 def find_torch(python: str | Path) -> Torch | None:
-    """The torch an interpreter imports, None if it has none that works."""
+    """The torch that an interpreter imports; None if none works."""
     probe = subprocess.run([str(python), "-c", PROBE], capture_output=True, text=True, check=False)
     if probe.returncode:
         return None
@@ -68,8 +68,8 @@ def find_torch(python: str | Path) -> Torch | None:
 def borrow(folder: Path, site_folders: list[str]) -> None:
     """Let the environment in `folder` import from these folders too, after its own.
 
-    --system-site-packages would show those of the base interpreter, which are not this
-    interpreter's when it belongs to an environment itself.
+    --system-site-packages would give the packages of the base interpreter, even if this interpreter belongs
+    to an environment.
     """
     (packages,) = folder.glob("lib/python*/site-packages")
     lines = [f"import site; site.addsitedir({path!r})\n" for path in site_folders]
@@ -82,7 +82,7 @@ class Installer:
     def __init__(self, python: Path, constraints: Path, wheels: str | None) -> None:
         offline = ["--no-index", "--find-links", wheels] if wheels else []
         self.command = [str(python), "-m", "pip", "install", "--quiet", "--no-build-isolation", *offline]
-        # a tenth of the modules is ever imported: to compile all of them takes pip a minute and a half
+        # pip would take a minute and a half to compile all modules, of which a tenth is ever imported
         self.command += ["--disable-pip-version-check", "--no-compile"]
         self.constraints = ["-c", str(constraints)]
 
@@ -97,11 +97,11 @@ class Installer:
 
 
 def make(folder: Path, wheels: str | None) -> str:
-    """Create or bring up to date the environment in `folder`; what it holds, in a sentence."""
+    """Create or update the environment in `folder`, and return a sentence about its content."""
     host = find_torch(sys.executable)
     host = host if host and host.suitable else None
     python = folder / "bin" / "python"
-    # A borrowed pip is enough: ensurepip could put a setuptools older than the host's before it
+    # the host's pip is enough; ensurepip could put an older setuptools before the host's
     own_pip = not (host and importlib.util.find_spec("pip"))
     if own_pip and not importlib.util.find_spec("ensurepip"):
         sys.exit(f"{sys.executable} lacks ensurepip, which brings pip: install it (Debian: python3-venv)")
@@ -112,7 +112,7 @@ def make(folder: Path, wheels: str | None) -> str:
 
     constraints = ROOT / "constraints.txt"
     if host:
-        # The host's packages were built for one another: hold its torch, replace nothing
+        # the host's packages were built for one another: keep its torch, replace nothing
         constraints = folder / "constraints.txt"
         constraints.write_text(f"torch=={host.version}\nhelion=={helion_for(host.version)}\n")
     install = Installer(python, constraints, wheels)

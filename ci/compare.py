@@ -1,8 +1,8 @@
 """Join the artefacts of several devices: python -m ci.compare accuracy-*.json [--out FOLDER]
 
-Prints each device's error in units of its budget, and how far devices are apart beside the gap that the
-arithmetic of NVIDIA and AMD lets expect (modelled).  Writes compare.md and compare.png.  Gaps are reported;
-the exit status is 1 only if a device exceeds a limit of its own, 2 if artefacts cannot be compared.
+The command prints each device's error in units of its budget, and how far devices are apart, beside the gap
+that models of NVIDIA's and AMD's arithmetic have.  It writes compare.md and compare.png.  Gaps are only
+reported: the exit status is 1 if a device exceeds its own limits, and 2 if artefacts cannot be compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    # what follows imports torch, which takes seconds
+    # the next lines import torch, which takes seconds
     make_parser().parse_args()
 
 import numpy as np
@@ -58,7 +58,7 @@ def load(path: Path) -> Artefact:
 
 
 def served(artefact: Artefact, workload: str, of: str) -> dict | None:
-    """The result that `sinkhorn` gives there."""
+    """The record of the result of the config that calls get."""
     found = artefact["workloads"].get(workload, {}).get("results", [])
     return next((r for r in found if r["of"] == of and r["served"]), None)
 
@@ -66,7 +66,7 @@ def served(artefact: Artefact, workload: str, of: str) -> dict | None:
 def sample(record: dict, result: dict) -> torch.Tensor:
     """The first matrices of a stored result."""
     arguments = record["arguments"]
-    # artefacts from before there were other operators say neither dtype nor shape
+    # the oldest artefacts, of `sinkhorn` only, have neither dtype nor shape
     dtype = getattr(torch, result.get("dtype") or arguments["dtype"])
     bits = np.int32 if dtype == torch.float32 else np.int16
     flat = torch.from_numpy(np.frombuffer(base64.b64decode(result["sample"]), bits).copy())
@@ -75,13 +75,13 @@ def sample(record: dict, result: dict) -> torch.Tensor:
 
 
 def verdict(result: dict) -> bool:
-    """The gate's, from the numbers and not from what the artefact says of itself."""
+    """The gate's verdict, computed again from the artefact's numbers."""
     inside = result["worst"] <= 1 and result["rms"] <= 1 and abs(result["bias"]) <= result["bias_limit"]
     return inside and all(result["reproducible"].values())
 
 
 def compared(artefacts: dict[str, Artefact]) -> list[tuple[str, str]]:
-    """(workload, result) of all that calls return on some device, in order."""
+    """The (workload, result) pairs that calls return on any device, in order."""
     return list(dict.fromkeys(
         (name, result["of"])
         for artefact in artefacts.values()
@@ -142,7 +142,7 @@ def described(found: dict[str, float]) -> str:
 
 
 def called(device: dict) -> str:
-    """A column's name: what was emulated on a CPU (ci/emulate.py) says so wherever it stands."""
+    """A column's name, which says if the results were emulated on a CPU (ci/emulate.py)."""
     return f"{device['key']}, emulated" if device.get("emulated") else device["key"]
 
 
@@ -152,7 +152,7 @@ def conditions(artefact: Artefact) -> str:
 
 
 def picture(artefacts: dict[str, Artefact], path: Path) -> None:
-    """Worst error of every device and modelled vendor in units of the budget, values beside gradients."""
+    """A picture of the worst error of every device and modelled vendor in units of the budget."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -167,7 +167,7 @@ def picture(artefacts: dict[str, Artefact], path: Path) -> None:
         part = [pair for pair in everything if bool(GRADIENT.search(pair[1])) is (of == "gradients")]
 
         def largest(found: Callable[..., dict | None], part=part) -> list[float]:
-            """The largest value of each workload; NaN where it has none."""
+            """The largest value of each workload; NaN for workloads without one."""
             worst = {
                 name: [r["worst"] for n, q in part if n == name and (r := found(n, q))] for name in names
             }

@@ -1,6 +1,6 @@
 """Print rows of ci/devices.toml as the matrix of a GitHub workflow: python ci/devices.py [sanitizer | ran]
 
-All rows, or those where a field is true.  Standard library of Python 3.11.
+It prints all rows, or the rows in which a field is true.  Standard library of Python 3.11.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIELDS = {
 
 
 def rows() -> list[dict[str, object]]:
-    """The rows, checked: every field there and of its type, no key twice."""
+    """The rows, after a check that each has all fields with their types and a key of its own."""
     path = Path(__file__).with_name("devices.toml")
     found = tomllib.loads(path.read_text())["device"]
     for row in found:

@@ -1,11 +1,11 @@
 """Execute the AMD machine code on this CPU and test it: python -m ci.emulate [--devices ...]
 [--workloads NAME[:RESULT,...] ...]
 
-What Triton compiles for gfx942 and gfx950 is run instruction by instruction (ci/emulator) on the inputs that
-ci/accuracy.py tests, and tested by the same gate.  Each result must hold under every model of what the ISA
-leaves open (MODELS), and have equal bits whatever registers and LDS held before, in which order waves ran and
-how the batch was cut.  Writes accuracy-<device>-emulated.json for ci/compare.py: emulated, never measured.
-The exit status is the verdict.
+Code that Triton compiles for gfx942 and gfx950 is run instruction by instruction (ci/emulator) on the inputs
+of ci/accuracy.py, and tested by the same gate.  Each result must pass under every model of what the ISA
+leaves open (MODELS).  Its bits must not depend on the old contents of registers and LDS, the order of waves,
+or the split of the batch.  The command writes accuracy-<device>-emulated.json for ci/compare.py, emulated and
+never measured, and exits with 1 if a result is wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathlib import Path
 def make_parser(
     amd=None, usual=None, chosen=str, steps=None, models=None, cache=None
 ) -> argparse.ArgumentParser:
-    """The command line, without the names and defaults for which torch would have to be imported."""
+    """The command line; names and defaults that need torch are passed in."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -40,7 +40,7 @@ def make_parser(
     parser.add_argument(
         "--steps", type=int, default=steps, help="entries times iterations tested of a workload"
     )
-    parser.add_argument("--served", action="store_true", help="only the config that each call gets")
+    parser.add_argument("--used", action="store_true", help="only the config that each call gets")
     parser.add_argument("--models", nargs="*", choices=models, default=models, metavar="MODEL",
                         help=f"beside correct rounding: {'; '.join(models or ())}")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
@@ -52,7 +52,7 @@ def make_parser(
 
 
 if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
-    # what follows imports torch, which takes seconds; --help has names from there
+    # the next lines import torch, which takes seconds; --help then has all names
     make_parser().parse_args()
 
 import torch
@@ -72,7 +72,7 @@ from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 
 STEPS = 1 << 14
-"""Entries times iterations tested of a workload: at least one full and one partial block of most kernels."""
+"""How many entries times iterations of a workload are tested: a full and a partial block of most kernels."""
 DEFAULT = ("mi350", "mi300x")
 PLAIN = Model()
 MODELS = {
@@ -80,8 +80,9 @@ MODELS = {
     "rounded down, subnormals flushed": Model(functions="below", products="floored", winner="lowest"),
     "neighbour by a hash, subnormals flushed": Model(functions="scattered", winner="lowest"),
 }
-"""Beside PLAIN, which rounds correctly: what v_rcp, v_exp, v_log and matrix units may do within the ISA, and
-whose value remains where lanes of a wave store to one place."""
+"""Beside PLAIN, which rounds correctly: other results of v_rcp, v_exp, v_log and matrix units that the ISA
+allows, and which lane's value remains if lanes of a wave store to one place.
+"""
 OTHER_STATE = Model(seed=100, order="last")
 CACHE = accuracy.ROOT / ".emulated"
 
@@ -91,19 +92,19 @@ class Options:
     """How workloads are tested."""
 
     steps: int
-    served: bool
-    """Only the config that each call gets; else every committed config and the default."""
+    used: bool
+    """Whether only the config that each call gets is run; else every committed config and the default."""
     models: tuple[str, ...]
     """Names of MODELS."""
     cache: Path
     results: dict[str, frozenset[str]] = field(default_factory=dict)
-    """Results that are tested, by workload; all of a workload that is not named."""
+    """The results that are tested, by workload; all results of a workload that is not named."""
 
 
 def judge(name: str, key: str, options: Options) -> dict[str, object]:
-    """A workload's record, as accuracy.judge's, with the statistics of each model."""
-    device = launch.present(key, options.cache)  # before torch looks for one
-    torch.use_deterministic_algorithms(True)  # memory that is allocated holds NaN until it is written
+    """A workload's record, like that of accuracy.judge, with the statistics of each model."""
+    device = launch.present(key, options.cache)  # before torch looks for a GPU
+    torch.use_deterministic_algorithms(True)  # new memory holds NaN until it is written
     workload = WORKLOADS[name]
     operator = operator_of(workload)
     inputs = operator.inputs(workload, options.steps)
@@ -119,7 +120,7 @@ def judge(name: str, key: str, options: Options) -> dict[str, object]:
         with launch.as_on_device():
             candidates = operator.candidates(workload, *inputs)
         for candidate in candidates:
-            if candidate.of not in wanted or (options.served and not candidate.served):
+            if candidate.of not in wanted or (options.used and not candidate.served):
                 continue
             try:
                 results.append(judged(session, candidate, inputs, truth[candidate.of], results, options))
@@ -158,7 +159,7 @@ def judged(session, candidate: Candidate, inputs, truth, before, options: Option
 
 
 def artefact(key: str, workloads: dict[str, dict], seconds: float) -> dict[str, object]:
-    """What ci/compare.py reads, labelled."""
+    """The artefact for ci/compare.py, labelled as emulated."""
     row = DEVICES[key]
     wrong = {n: found for n, record in workloads.items() if (found := accuracy.failures(record))}
     return {
@@ -175,7 +176,7 @@ def artefact(key: str, workloads: dict[str, dict], seconds: float) -> dict[str, 
 def emulated(
     key: str, names: list[str], options: Options, pool: Executor | None, progress: Progress
 ) -> dict[str, dict]:
-    """The records of one device, by processes of a pool or by this one: it keeps the device for its life."""
+    """The records of one device, computed in a pool or in this process, which then keeps the device."""
     task = progress.add_task(f"{key}, emulated", total=len(names))
     order = sorted(names, key=lambda n: -WORKLOADS[n].entries)
     found = {}
@@ -186,7 +187,7 @@ def emulated(
 
 
 def summary(workloads: dict[str, dict]) -> list[dict[str, object]]:
-    """One line an operator: the largest statistics with correct rounding, and under any model."""
+    """One line for each operator: the largest statistics with correct rounding, and under any model."""
     lines: dict[str, list[dict]] = {}
     for name, record in workloads.items():
         operator = next(o for o, row in OPERATORS.items() if row.takes(WORKLOADS[name]))
@@ -218,7 +219,7 @@ def summarised(operator: str, records: list[dict]) -> dict[str, object]:
 def in_turn(
     names: list[str], task: Callable[..., dict], key: str, options: Options, pool: Executor | None
 ) -> Iterator[tuple[str, dict]]:
-    """(name, record) pairs, each when it is done."""
+    """(name, record) pairs as they are finished."""
     if pool is None:
         yield from ((name, task(name, key, options)) for name in names)
         return
@@ -239,7 +240,7 @@ def main() -> int:
     given = make_parser(amd, DEFAULT, selected, STEPS, list(MODELS), CACHE).parse_args()
     names = dict(given.workloads or ((w.name, frozenset()) for w in tagged("ci", object)))
     options = Options(
-        given.steps, given.served, tuple(given.models), given.cache.resolve(),
+        given.steps, given.used, tuple(given.models), given.cache.resolve(),
         {name: results for name, results in names.items() if results},
     )  # fmt: skip
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -1,6 +1,6 @@
-"""The gate's verdicts on correct and on wrong implementations: it must pass the former and catch the latter.
+"""The gate's verdicts on correct implementations, which it must pass, and on faults, which it must find.
 
-The good ones of an operator differ in what vendors, compilers and kernels are free to choose, its faults in
+Correct implementations of an operator differ in what vendors, compilers and kernels may choose.  Faults are
 what none may do.
 
     python -m ci.fault_tables [--write docs/dev/results.md]    what is caught, by which rule
@@ -19,7 +19,7 @@ from typing import Any
 
 
 def make_parser(names=None) -> argparse.ArgumentParser:
-    """The command line, without the names and defaults for which torch would have to be imported."""
+    """The command line; names and defaults that need torch are passed in."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -31,7 +31,7 @@ def make_parser(names=None) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
-    # what follows imports torch, which takes seconds; --help has names from there
+    # the next lines import torch, which takes seconds; --help then has all names
     make_parser().parse_args()
 
 import torch
@@ -47,7 +47,7 @@ from helion_sinkhorn.lab.workloads import tagged
 
 @dataclass(frozen=True)
 class Opinion:
-    """The verdicts of the gate and of the rules in common use on one implementation and one workload."""
+    """The verdicts of the gate and of rules in common use on one implementation and one workload."""
 
     gate: bool
     """Accepted by the gate."""
@@ -55,10 +55,10 @@ class Opinion:
     assert_close: bool | None = None
     cosine: bool | None = None
     twice: bool | None = None
-    """Accepted by the rules in common use; None where they were not asked."""
+    """Accepted by the rules in common use; None if these were not applied."""
 
     def within(self, most: dict[str, tuple[float, ...]]) -> bool:
-        """No statistic above the largest that a correct implementation shows on the same inputs."""
+        """Whether no statistic exceeds those of correct implementations on the same inputs."""
         return all(
             v <= limit for q, s in self.statistics.items() for v, limit in zip(size(s), most[q], strict=True)
         )
@@ -91,10 +91,10 @@ def opinion(truth: dict[str, Truth], results: Results, baseline: Results | None)
 def opinions(
     workload: Any, steps: int, others: bool = True
 ) -> tuple[dict[str, Opinion], dict[str, Opinion], set[str]]:
-    """(opinions of good implementations, of faults, faults that rounding hides) on a workload.
+    """(verdicts on correct implementations, verdicts on faults, faults that rounding hides) of a workload.
 
     Args:
-        others: whether the rules in common use are asked too.
+        others: whether the rules in common use are applied too.
     """
     operator = operator_of(workload)
     inputs = operator.inputs(workload, steps)
@@ -163,7 +163,7 @@ def tables(operator: Operator, steps: int) -> tuple[str, list[object]]:
 
 
 def with_row(page: str, name: str, row: list[object]) -> str:
-    """A page whose table of counts has this row for an operator; other tables may have its name too."""
+    """A page with this row for an operator in its table of counts."""
     wanted = rf"^\| `{name}` \| \d+ in .*$"
     changed, count = re.subn(wanted, markdown.line([f"`{name}`", *row]), page, flags=re.M)
     if count != 1:

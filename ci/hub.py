@@ -2,8 +2,8 @@
 
 python ci/hub.py WHEEL FOLDER [--load].  The package `kernels` looks for a folder for each backend; here all
 have the same content, since Helion generates the code on the user's machine.  `kernels` imports a folder
-under a name of its own, and this package imports its modules as helion_sinkhorn: so the __init__.py of each
-folder imports the package beside it.
+under another name, but this package imports its modules as helion_sinkhorn, so the __init__.py of each folder
+imports the package beside it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RULES: what must hold of the machine code of every committed kernel and config, each in one sentence."""
+"""RULES for the machine code of every committed kernel and config, each in one sentence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SELECTING = re.compile(r"v_pk_(max|min|maximum3|minimum3)_f16")
 MATRIX = re.compile(r"(wgmma\.)?mma\w*\.\S*\.f32\.|tcgen05\.mma|v_mfma_f32_")
 """Matrix instructions that add up in float32."""
 PARTS = {"cvt.rna.tf32.f32", "cvt.rn.bf16.f32", "cvt.rn.bf16x2.f32"}
-"""Where chunks of linear attention take a float32 as the sum of two or three numbers for matrix units."""
+"""Kernels in which chunks of linear attention split a float32 into two or three numbers for matrix units."""
 SPILL_BYTES = {
     # The adjoint of a 128 x 128 matrix holds A, its cotangent and the logits, 48 Ki floats besides
     # temporaries; the registers of a whole NVIDIA SM are 64 Ki
@@ -94,7 +94,8 @@ SPILL_BYTES = {
     ("gfx950", "linear_attention_chunk_walk"): 20,
     ("gfx950", "linear_attention_chunk_gradients"): 552,
 }
-"""Stack that a thread may have under Triton 3.9, by architecture and words of a program; none elsewhere."""
+"""The stack in bytes that a thread may have under Triton 3.9, by architecture and words of a program; else 0.
+"""
 
 
 def vendor(binary: Binary) -> str:
@@ -112,7 +113,7 @@ def has(binary: Binary, trait: str) -> bool:
 
 
 def allowed_parts(binary: Binary) -> set[str]:
-    """PARTS, or those that AMD's code has for them, in a kernel that takes numbers apart."""
+    """PARTS, or AMD's operations for them, in a kernel that splits numbers."""
     return PARTS | named(binary, NARROWING.pattern) if has(binary, "splits") else set()
 
 
@@ -199,7 +200,7 @@ def matrix(binary: Binary) -> Iterator[str]:
 
 def spills(binary: Binary) -> Iterator[str]:
     """A default config keeps everything in registers, except those in SPILL_BYTES."""
-    # what was measured was chosen with what it spills; machine_versions tests stored configs that were not
+    # a measured config was chosen although it spills; machine_versions tests the other stored ones
     if not binary.job.choice.stored:
         yield from unallowed_spills(binary)
 

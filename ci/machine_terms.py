@@ -1,11 +1,11 @@
 """Machine code of the committed kernels and configs: python -m ci.machine_terms [--all] [--write]
 
-Compiles, on a CPU, the default config of each kernel for four devices, for its first workload of each dtype
-and form among those tagged `ci` and `implicit`.  Each program must obey machine_rules.RULES and be what
-machine_terms.txt says, registers and large counts about so.  --all compiles the default configs of all these
-workloads too, and every config of tuning_cache/ for its own device; the rules alone judge those.  Prints
-broken rules and the difference; --write records what was found, keeping numbers that still hold.  The exit
-status is the verdict.
+The command compiles, on a CPU, the default config of each kernel for four devices, for its first workload of
+each dtype and form among those tagged `ci` and `implicit`.  Each program must obey machine_rules.RULES and
+agree with machine_terms.txt, approximately in registers and large counts. --all compiles the default configs
+of all these workloads too, and every config of tuning_cache/ for its own device, and checks only the rules.
+Broken rules and differences are printed, and make the exit status 1; --write records the present programs,
+and keeps numbers that still hold.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 
 def make_parser(tags=None) -> argparse.ArgumentParser:
-    """The command line, without the names and defaults for which torch would have to be imported."""
+    """The command line; names and defaults that need torch are passed in."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -37,7 +37,7 @@ def make_parser(tags=None) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
-    # what follows imports torch, which takes seconds; --help has names from there
+    # the next lines import torch, which takes seconds; --help then has all names
     make_parser().parse_args()
 
 from ci import machine_rules
@@ -56,12 +56,12 @@ TARGETS = ("h200", "b200", "mi300x", "mi350")
 REGISTERS = 8
 """How far registers may be from the recorded number: what hardware allocates at a time."""
 SHARE = 10
-"""A count may be off by one part in so many, so that small counts are exact."""
+"""A count may differ by one part in this number, so small counts are exact."""
 PLAIN = re.compile(
     r"(add|sub|mul|max|min|neg|abs)\.(NaN\.)?f32(x2)?|fma\.rn\.f32(x2)?"
     r"|v_(pk_)?(add|sub|subrev|mul|fma\w*|max\w*|min\w*|ldexp)_f32"
 )
-"""Operations that every program has; the others are named with each."""
+"""Operations that every program has, which are not listed."""
 HEAD = """\
 The default config of every kernel as machine code: compiled on a CPU, not run.  `make machine`
 compares, `make machine ARGS=--write` writes; docs/dev/machine_code.md says how to read this.
@@ -71,7 +71,7 @@ compares, `make machine ARGS=--write` writes; docs/dev/machine_code.md says how 
 
 @dataclass
 class Terms:
-    """What machine_terms.txt holds.  A tag is one of TARGETS."""
+    """The content of machine_terms.txt. A tag is one of TARGETS."""
 
     versions: str = ""
     programs: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -80,14 +80,14 @@ class Terms:
     """Floating-point operation or mode -> tags of the programs that have it."""
 
     def without(self, tags: Iterable[str]) -> Terms:
-        """All but what is about some tags."""
+        """All but the parts about some tags."""
         tags = set(tags)
         kept = {k: v for k, v in self.programs.items() if k[1].split()[0] not in tags}
         operations = {k: v - tags for k, v in self.operations.items() if v - tags}
         return Terms(self.versions, kept, operations)
 
     def __or__(self, other: Terms) -> Terms:
-        """Both; the versions are the other's."""
+        """The union with the other, and the other's versions."""
         names = self.operations.keys() | other.operations.keys()
         operations = {k: self.operations.get(k, set()) | other.operations.get(k, set()) for k in names}
         return Terms(other.versions, self.programs | other.programs, operations)
@@ -97,7 +97,7 @@ class Terms:
 
 
 def default_jobs(device: Device) -> list[Job]:
-    """The default config of every kernel that a workload of CI's runs, or else a tuned one, each once.
+    """The default config of every kernel that the workloads of CI, or else a tuned one, run, each once.
 
     Scaled workloads are left out, since users launch these kernels at the sizes of tuned ones.
     """
@@ -111,7 +111,7 @@ def default_jobs(device: Device) -> list[Job]:
 
 
 def sample(jobs: Iterable[Job]) -> list[Job]:
-    """The first program of each kernel, dtype and form: what the file describes."""
+    """The first program of each kernel, dtype and form, which the file describes."""
     first: dict[tuple[str, ...], Job] = {}
     for job in jobs:
         first.setdefault((job.choice.kernel, job.call.dtype, getattr(job.call, "form", "")), job)
@@ -134,7 +134,7 @@ def sections() -> dict[str, tuple[str, list[Job]]]:
 
 
 def key(tag: str, job: Job) -> tuple[str, str]:
-    """What a program is filed under: the kernel and its call; the tag and the config."""
+    """The key of a program: the kernel and its call; the tag and the config."""
     return f"{job.choice.kernel} {job.call}", " ".join([tag, *spelled(job.choice)])
 
 
@@ -151,7 +151,7 @@ def spelled(choice: Choice) -> Iterator[str]:
 
 
 def about(name: str, value: int, slack: int, before: str) -> str:
-    """ "name ~value"; the number that stands in `before`, where it still holds."""
+    """ "name ~value", with the number of `before` if that still holds."""
     found = re.search(rf"(?<!\S){re.escape(name)} ~?(\d+)\b", before)
     if found and abs(int(found[1]) - value) <= slack:
         value = int(found[1])
@@ -159,7 +159,7 @@ def about(name: str, value: int, slack: int, before: str) -> str:
 
 
 def described(binary: Binary, before: str = "") -> str:
-    """The terms of a program; what it has none of is left out."""
+    """The terms of a program, without zeros."""
     if not binary.compiled:
         return f"not compiled: {' '.join(' '.join(binary.problems).split())}"
     found = [about("registers", binary.registers, REGISTERS, before)]
@@ -179,7 +179,7 @@ def described(binary: Binary, before: str = "") -> str:
 
 
 def terms(tag: str, binaries: Iterable[Binary], before: Terms) -> Terms:
-    """What was compiled for a tag, in the numbers of `before` where they hold."""
+    """The programs compiled for a tag, with the numbers of `before` where these still hold."""
     found = Terms(versions())
     for binary in binaries:
         program = key(tag, binary.job)
@@ -190,7 +190,7 @@ def terms(tag: str, binaries: Iterable[Binary], before: Terms) -> Terms:
 
 
 def versions() -> str:
-    """What generated the code."""
+    """The versions that generated the code."""
     return f"helion {version('helion')}, torch {version('torch').split('+')[0]}, triton {version('triton')}"
 
 
@@ -235,7 +235,7 @@ def parsed(recorded: str) -> Terms:
 
 
 def difference(recorded: Terms, found: Terms) -> str:
-    """What `found` has otherwise than `recorded`, as a diff of their texts; empty where nothing."""
+    """The differences of `found` from `recorded`, as a diff of their texts."""
     lines = (text(terms).splitlines(keepends=True) for terms in (recorded, found))
     return "".join(difflib.unified_diff(*lines, FILE.name, "compiled here", n=3))
 

@@ -1,11 +1,11 @@
 """Entries of tuning_cache/ under every Triton at hand: python -m ci.machine_versions [--packages FOLDERS ...]
 
-Look-up gives a call the entry of another Triton where the running one has none (configs/lookup.py), and no
-time vouches for what the running one makes of it.  For the installed version and for those in the folders
-given, compiles on a CPU each config that look-up would take.  A config that was not measured under the
-version that compiles it may break no rule, spill about as much and have about as many cross-lane instructions
-as under the version it was chosen with, and no more: that is what was timed.  One that was only ranked must
-keep everything in registers, as defaults must.  The exit status is the verdict.
+If the running Triton has no entry for a call, look-up takes one of another version (configs/lookup.py), whose
+time may not hold.  For the installed version and those in the folders given, the command compiles on a CPU
+each config that look-up would take.  A config that was not measured under the compiling version may break no
+rule, and may have about as many spilled bytes and cross-lane instructions as under the version with which it
+was chosen.  A config that was only ranked must keep everything in registers, as defaults must.  The exit
+status is 1 if a config fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 
 def make_parser(devices=None) -> argparse.ArgumentParser:
-    """The command line, without the names and defaults for which torch would have to be imported."""
+    """The command line; names and defaults that need torch are passed in."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -36,7 +36,7 @@ def make_parser(devices=None) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
-    # what follows imports torch, which takes seconds; --help has names from there
+    # the next lines import torch, which takes seconds; --help then has all names
     make_parser().parse_args()
 
 from ci import machine_rules
@@ -49,7 +49,9 @@ from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.runtime.kernel import Choice
 
 GROWTH, FEW = 1.3, 16
-"""The factor by which spilled bytes and cross-lane instructions may grow; these by so many in any case."""
+"""The factor by which spilled bytes and cross-lane instructions may grow, and how many of the latter may be
+added in any case.
+"""
 
 
 @dataclass(frozen=True)
@@ -59,18 +61,18 @@ class Served:
     device: str
     job: Job
     made: str
-    """The minor version the entry is of."""
+    """The minor version of the entry."""
 
 
 def at_hand(folders: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """minor version of Triton -> the folders to find it in, none for the installed one.
+    """minor version of Triton -> its folders; no folders for the installed one.
 
     Raises:
         SystemExit: folders without a Triton.
     """
     found = {store.triton_minor(): ()}
     for paths in folders:
-        # processes that start elsewhere, such as in another tree, look for them too
+        # absolute, for processes that start in another folder
         packages = tuple(map(os.path.abspath, paths.split(os.pathsep)))
         there = next(iter(distributions(name="triton", path=list(packages))), None)
         if there is None:
@@ -82,7 +84,7 @@ def at_hand(folders: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def served(folder: Path, device: str, running: str) -> Iterator[Served]:
-    """What look-up takes under a version without a time of that version, each program once."""
+    """The programs that look-up takes under a version without a time of that version, each once."""
     batches: dict[tuple[Any, Choice, str], int] = {}
     for kernel in KERNELS:
         entries = store.read(folder, device, kernel)
@@ -92,15 +94,15 @@ def served(folder: Path, device: str, running: str) -> Iterator[Served]:
                 choice = Choice(kernel, entry.config, entry.variant, entry.source, True)
                 program = KERNELS[kernel].call.of(key), choice, entry.triton
                 batches[program] = max(batches.get(program, 0), batch)
-    # of the size that will run: beyond 2^31 entries offsets take 64 bits, and registers with them
+    # of the size that will run, because beyond 2^31 entries offsets take 64 bits and more registers
     for (call, choice, made), batch in batches.items():
         yield Served(device, Job(call, choice, batch), made)
 
 
 def broken(binary: Binary, chosen_with: Binary | None) -> Iterator[str]:
-    """What is wrong with a program that was not measured as it is compiled here.
+    """What is wrong with a program that was not measured under this version.
 
-    chosen_with: the same under the version that its config was chosen with; None where that is this one.
+    chosen_with: the program under the version with which its config was chosen; None if that is this one.
     """
     known = machine_rules.broken(chosen_with) if chosen_with else []
     yield from (what for what in machine_rules.broken(binary) if what not in known)

@@ -1,9 +1,8 @@
 """Faults planted in real AMD machine code, and what finds each: python -m ci.mutants [--each N]
 
-Each mutant is one changed line of a program that Triton compiled, run by ci/emulator on inputs that show
-faults: few iterations, peaked logits, masks, a batch that fills no block.  Prints a table of kinds of fault
-and finders; a mutant that none of its expected finders finds makes the exit status 1, unless its kind says
-why it may live.
+A mutant is a program of Triton with one changed line. ci/emulator runs it on inputs that show faults: few
+iterations, peaked logits, masks, a batch that fills no block.  The command prints which check finds which
+kind of fault.  It exits with 1 if no expected check finds a mutant whose kind has no reason to go unnoticed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 
 
 def make_parser(programs=None, cache=None) -> argparse.ArgumentParser:
-    """The command line, without the names and defaults for which torch would have to be imported."""
+    """The command line; names and defaults that need torch are passed in."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -31,7 +30,7 @@ def make_parser(programs=None, cache=None) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
-    # what follows imports torch, which takes seconds; --help has names from there
+    # the next lines import torch, which takes seconds; --help then has all names
     make_parser().parse_args()
 
 import torch
@@ -74,10 +73,10 @@ class Kind:
 
     name: str
     change: Callable[[str], str | None]
-    """The changed line, "" where it is left out, None where this kind does not apply."""
+    """The changed line, "" to leave it out, or None if this kind does not apply."""
     finders: frozenset[str]
     lives: str = ""
-    """Why a mutant of this kind may change nothing; those that do are counted, not wrong."""
+    """Why a mutant of this kind may change nothing; such mutants are counted, and are no failure."""
 
 
 def replaced(pattern: str, by: str) -> Callable[[str], str | None]:
@@ -153,7 +152,7 @@ KINDS = (
     Kind("offset of a load or store", replaced(r"(buffer_\w+ .*offen)$", r"\1 offset:4"), COMPUTED),
     Kind("offset in LDS", replaced(r"(ds_(?:read|write)_b(?:32|64|128) [^:]*)$", r"\1 offset:16"),
          COMPUTED, MASKED),
-    # a store is also one of the wait states between what stands around it
+    # a store is also a wait state between the instructions around it
     Kind("store left out", left_out(r"\tbuffer_store"), frozenset({"gate", "state", "hazard"}), MASKED),
     Kind("move left out", left_out(r"\tv_mov_b32_e32 v\d+, v\d+"), COMPUTED,
          "the register holds that value already"),
@@ -177,8 +176,8 @@ def mutants(listing: str, each: int) -> Iterator[tuple[Kind, int, str]]:
 
 
 def finder(session: launch.Session, candidate, inputs, truth, expected: torch.Tensor) -> str:
-    """What notices that a program is wrong; "alive" where its result is another, "nothing" where it is
-    not.
+    """The check that finds a program; "alive" if its result changes unnoticed, "nothing" if it does not
+    change.
     """
     try:
         session.model = Model(most=MOST)
@@ -196,7 +195,7 @@ def finder(session: launch.Session, candidate, inputs, truth, expected: torch.Te
 
 
 def tried(key: str, each: int, programs: int, cache: Path) -> Iterator[dict[str, object]]:
-    """One row a mutant."""
+    """The rows of the table, one for each mutant."""
     session = launch.Session(launch.present(key, cache), cache)
     torch.use_deterministic_algorithms(True)
     for row, kernel in PROGRAMS[:programs]:
@@ -226,7 +225,7 @@ def tried(key: str, each: int, programs: int, cache: Path) -> Iterator[dict[str,
 
 
 def wrong(row: dict[str, object]) -> bool:
-    """Whether a mutant lives that should not, or was found by what should not find it."""
+    """Whether a mutant survives that must not, or an unexpected check found it."""
     kind: Kind = row["kind"]
     return not (row["finder"] in kind.finders or (kind.lives and row["finder"] in ("nothing", "alive")))
 

@@ -3,12 +3,11 @@ errors.
 
     python -m ci.parity_grid [--where cpu bodies cuda] [--batch 60] [--worst 10] [--jobs 1]
 
-Each case is a batch of matrices; its ratio is the largest error against float64 over that of PyTorch's
-autograd of the definition in float32, both relative to the largest entry of their matrix, errors below a
-floor counted as equal (lab/sinkhorn/parity.py).  "bodies" are the kernels interpreted on the CPU
-with their default configs, both of them where either may be taken; "cuda" the public function on a GPU.  With
---jobs, cases of one kernel stay in one process, which then compiles it once.  The exit status is 1 where
-LIMITS are exceeded."""
+A case is a batch of matrices.  Its ratio is the largest error against float64 over the largest error of
+PyTorch's autograd of the definition in float32, both relative to the largest entry of their matrix; errors
+below a floor count as equal (lab/sinkhorn/parity.py). "bodies" are the kernels with their default configs,
+interpreted on the CPU, and "cuda" is the public function on a GPU.  With --jobs one process has all cases of
+a kernel, which it compiles once.  The exit status is 1 if LIMITS are exceeded."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    # what follows imports torch, which takes seconds
+    # the next lines import torch, which takes seconds
     make_parser().parse_args()
 
 import numpy as np
@@ -58,13 +57,13 @@ LOGITS = (
 )  # fmt: skip
 ITERATIONS = 1, 3, 20, 60, 100
 LIMITS = {"median": 1.2, "99 %": 5.0, "largest": 40.0}
-"""Limits of the ratios of all cases; 2 x 2 gradients that almost vanish make the largest."""
+"""Limits of the ratios of all cases, the largest of which come from 2 x 2 gradients that almost vanish."""
 Gradient = Callable[[SinkhornWorkload, torch.Tensor, torch.Tensor], torch.Tensor]
 Ratios = dict[str, float]
 
 
 def cases(batch: int) -> Iterator[list[SinkhornWorkload]]:
-    """The cases of the grid, with those of one kernel together."""
+    """The cases of the grid, ordered by kernel."""
     for (n, m), n_iters, form, first in itertools.product(
         SIZES, ITERATIONS, ("deepseek", "log"), ("rows", "cols")
     ):
@@ -87,7 +86,7 @@ def on_cuda(w: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) -> torch.Ten
 
 
 def by_bodies(kernel: str) -> Gradient:
-    """A kernel interpreted with its default config, the other where it does not take the call."""
+    """A kernel interpreted with its default config; the other kernel if it does not take the call."""
     from helion_sinkhorn.configs.device import DEVICES
     from helion_sinkhorn.ops.sinkhorn import launch
     from helion_sinkhorn.runtime.kernel import default_choice
@@ -117,7 +116,7 @@ def ratio(w: SinkhornWorkload, run: Gradient) -> float:
 
 
 def ratios(where: str, workloads: list[SinkhornWorkload]) -> dict[str, Ratios]:
-    """The ratios of some cases, for each gradient to be had there."""
+    """The ratios of some cases, for each gradient that exists there."""
     return {name: {w.name: ratio(w, run) for w in workloads} for name, run in gradients(where).items()}
 
 

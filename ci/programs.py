@@ -1,9 +1,9 @@
 """Generated code that comes with the package: python -m ci.programs [--only NAME] [--workers N]
 
-For each device with measured configs, generates on a CPU the programs that the workloads tagged `tune` launch
-under the running Triton and Helion, and writes those that are missing to helion_sinkhorn/programs/.  A first
-call of such a shape then imports no Helion (docs/tuning.md).  `make programs` does it for every stack
-that was measured.
+For each device with measured configs, the command generates on a CPU the programs that the workloads tagged
+`tune` launch under the running Triton and Helion, and writes the missing ones to helion_sinkhorn/programs/.
+A first call of such a shape then imports no Helion (docs/tuning.md).  `make programs` runs it for every
+measured stack.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    # what follows imports torch, which takes seconds
+    # the next lines import torch, which takes seconds
     make_parser().parse_args()
 
 import torch
@@ -54,13 +54,13 @@ from helion_sinkhorn.runtime.dispatch import signature
 from helion_sinkhorn.runtime.kernel import Built
 
 FAMILY = "hopper"
-"""The devices with measured configs; each process presents one of them to torch and Triton."""
+"""The devices with measured configs; a process pretends to torch and Triton that it has one of them."""
 Found = dict[str, dict[str, str]]
 """Texts by kernel and `shipped.key`."""
 
 
 def calls(only: str) -> list[list[Any]]:
-    """Workloads, those that differ in the batch alone together: they share programs."""
+    """Workloads in groups that differ only in the batch and so share programs."""
     groups = itertools.groupby(sorted(selection.workloads("programs", "tune", only), key=stem), stem)
     return [list(group) for _, group in groups]
 
@@ -105,7 +105,7 @@ def programs(workloads: Sequence[Any]) -> Found:
 
 
 def generate(kernel: Built, arguments: Sequence[Any]) -> str | None:
-    """The text of a program, None where it needs Helion."""
+    """The text of a program; None if it needs Helion."""
     with as_called(arguments) as given:
         return generated.code_of(kernel, generated.bound(kernel, given))
 
@@ -115,7 +115,7 @@ def main() -> None:
     start = time.perf_counter()
     shipped.FOLDER = options.out or shipped.FOLDER
     found: Found = {name: {} for name in KERNELS}
-    # Helion keeps all that it traced
+    # else Helion keeps all that it traced
     with get_context("spawn").Pool(options.workers, begin, (shipped.FOLDER,), maxtasksperchild=8) as pool:
         jobs = calls(options.only)
         for made in track(pool.imap_unordered(programs, jobs), "programs", total=len(jobs)):
@@ -124,7 +124,7 @@ def main() -> None:
     for name, texts in found.items():
         if texts:
             stacks = shipped.read(KERNELS[name])
-            # of all workloads: what is stored no more goes
+            # with all workloads, programs of configs that are no longer stored are removed
             before = stacks.get(shipped.stack(), {}) if options.only else {}
             shipped.write(KERNELS[name], {**stacks, shipped.stack(): {**before, **texts}})
     count, size = sum(map(len, found.values())), sum(p.stat().st_size for p in shipped.FOLDER.glob("*.xz"))

@@ -2,15 +2,14 @@
 python -m ci.same_programs --base COMMIT [--only KERNEL ...] [--device D ...] [--packages FOLDERS ...]
                            [--workers N] [--restamp]
 
-A kernel's fingerprint changes with whatever its body reaches, also where the code that is generated for the
-stored entries stays the same to the letter.  For the files of tuning_cache/ with another fingerprint than
-this tree computes, generates on a CPU the program of every entry in both trees, the base commit's from its
-own files, and compares what Triton compiles and how it is launched.  Each entry is generated under the
-Triton that it is of, since views and helpers depend on the version: the installed one, or one of those in
---packages.  Entries of a version that is not at hand are counted and left unchanged.  The exit status is the
-verdict: 1 where a program differs, 2 where none was compared.  With --restamp the runs of a file without a
-difference get this tree's fingerprint where theirs was the base commit's and all their entries were found the
-same; a file with a difference is left unchanged.
+A kernel's fingerprint changes with all code that its body reaches, even if the generated code of the stored
+entries stays the same to the letter.  For the files of tuning_cache/ whose fingerprint is not this tree's,
+the command generates on a CPU the program of every entry in this tree and in the base commit's, and compares
+what Triton compiles and how it is launched.  Each entry is generated under its own Triton, the installed one
+or one in --packages, because views and helpers depend on the version; entries of other versions are counted
+and left unchanged.  The exit status is 1 if a program differs, and 2 if none was compared.  With --restamp,
+runs with the base commit's fingerprint whose entries are all the same get this tree's fingerprint, unless
+another program of the file differs.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from typing import Any
 
 
 def make_parser(kernels=None, devices=None) -> argparse.ArgumentParser:
-    """The command line, without the names and defaults for which torch would have to be imported."""
+    """The command line; names and defaults that need torch are passed in."""
     parser = argparse.ArgumentParser(
         prog="python -m ci.same_programs",
         description=__doc__,
@@ -54,7 +53,7 @@ def make_parser(kernels=None, devices=None) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
-    # what follows imports torch, which takes seconds; --help has names from there
+    # the next lines import torch, which takes seconds; --help then has all names
     make_parser().parse_args()
 
 import torch
@@ -77,13 +76,13 @@ from helion_sinkhorn.runtime.kernel import Choice
 ROOT = Path(__file__).resolve().parents[1]
 PARENT = ROOT / "helion_sinkhorn" / "lab" / "parent.py"
 PIECE = 24
-"""Programs of one process, at most: it takes seconds to start, and keeps what Helion traced."""
+"""The most programs of one process, which takes seconds to start and keeps what Helion traced."""
 FINGERPRINTS = """
 import json
 from helion_sinkhorn.lab.tuning.fingerprint import KERNELS, fingerprint
 print(json.dumps({kernel: fingerprint(kernel) for kernel in KERNELS}))
 """
-# this tree's: the base commit may have none; the device before all that may ask for it
+# this tree's module, since the base commit may lack it; first, because later modules read the device
 GENERATE = """
 import runpy, sys
 runpy.run_path(sys.argv[2])["end_with_parent"]()
@@ -101,12 +100,12 @@ Answer = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Program:
-    """What entries share that differ in the batch alone."""
+    """The part of a program that entries of all batches share."""
 
     device: str
     kernel: str
     triton: str
-    """The minor version that generates it."""
+    """The minor version of Triton that generates it."""
     key: store.Key
     config: tuple[tuple[str, Any], ...]
     variant: tuple[tuple[str, Any], ...]
@@ -115,7 +114,7 @@ class Program:
 Answers = dict[tuple[Program, int], Answer]
 """By program and batch."""
 Versions = Mapping[str, tuple[str, ...]]
-"""Minor version of Triton -> the folders to find it in, as `machine_versions.at_hand` has them."""
+"""Minor version of Triton -> its folders, as `machine_versions.at_hand` returns them."""
 
 
 @dataclass
@@ -125,22 +124,22 @@ class File:
     device: str
     kernel: str
     base: str
-    """The fingerprint in the base commit's tree; empty where that has no such kernel."""
+    """The fingerprint in the base commit's tree; empty if that lacks the kernel."""
     todo: list[Entry] = field(default_factory=list)
-    """To be compared."""
+    """Entries to compare."""
     same: list[Entry] = field(default_factory=list)
     different: list[tuple[Entry, str]] = field(default_factory=list)
-    """With what is different."""
+    """Entries that differ, with the difference."""
     not_compared: list[tuple[Entry, str]] = field(default_factory=list)
-    """With the reason."""
+    """Entries that could not be compared, with the reason."""
     elsewhere: list[Entry] = field(default_factory=list)
-    """Not compared, because their Triton is not at hand."""
+    """Entries that were not compared, because their Triton is missing."""
 
     def program(self, entry: Entry) -> Program:
         return Program(self.device, self.kernel, entry.triton, entry.key, entry.config, entry.variant)
 
     def judge(self, base: Answers, here: Answers) -> None:
-        """Sort what was to be compared by the answers of both trees."""
+        """Sort the entries to compare by the answers of both trees."""
         for entry in self.todo:
             asked = self.program(entry), entry.batch
             before, after = base[asked], here[asked]
@@ -152,11 +151,13 @@ class File:
                 self.same.append(entry)
 
 
-# In a process of one tree
+# in a process of one tree
 
 
 def device_code(module: str) -> str:
-    """What Triton compiles of a generated module: no imports, host functions, docstrings or comments."""
+    """The part of a generated module that Triton compiles: no imports, host functions, docstrings or
+    comments.
+    """
     tree = ast.parse(module)
     own = [s for s in tree.body if not isinstance(s, (ast.Import, ast.ImportFrom))]
     own = [s for s in own if not isinstance(s, ast.FunctionDef) or s.decorator_list]
@@ -164,9 +165,9 @@ def device_code(module: str) -> str:
 
 
 def numbered(code: str) -> str:
-    """Code whose local variables have numbers for names, in the order in which they are assigned.
+    """Code with its local variables named by numbers, in the order in which they are assigned.
 
-    Triton compiles them alike, but sorts by name what the branches of an `if` assign.
+    Triton compiles them alike, except that it sorts by name what the branches of an `if` assign.
     """
     tree = ast.parse(code)
     for function in tree.body:
@@ -181,14 +182,14 @@ def numbered(code: str) -> str:
 
 
 def described(value: Any) -> str:
-    """An argument of a launch, as far as a binary may depend on it."""
+    """The part of a launch's argument on which a binary may depend."""
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {tuple(value.shape)} {value.stride()}"
     return repr(value)
 
 
 def launch_of(name: str, grid: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> str:
-    """A launch of a function for Triton, a line for each thing that it says."""
+    """A launch of a Triton function, one line for each argument and option."""
     said = [f"{name}, grid {grid!r}", *map(described, arguments)]
     return "\n".join(said + [f"{k}={described(v)}" for k, v in sorted(options.items())])
 
@@ -210,7 +211,7 @@ def answer(device: Device, job: Job) -> dict[str, str]:
 
 
 def serve(device: Device) -> None:
-    """Read programs from stdin, one a line, and answer each with a line: what its batches give."""
+    """Read programs from stdin, one a line, and answer each by a line with the results of its batches."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     if Path(generated.__file__).resolve().parents[2] != Path.cwd().resolve():
@@ -223,16 +224,16 @@ def serve(device: Device) -> None:
             try:
                 call = KERNELS[choice.kernel].call.of(store.hashable(said["key"]))
                 given[batch] = answer(device, Job(call, choice, batch))
-            except Exception as error:  # whatever Helion raised is this entry's result
+            except Exception as error:  # an error of Helion is the result of this entry
                 given[batch] = {"problem": f"{type(error).__name__}: {error}".strip()}
         print(json.dumps(given), file=answers, flush=True)
 
 
-# The processes
+# the processes
 
 
 def fingerprints(tree: Path) -> dict[str, str]:
-    """kernel -> fingerprint, as a tree computes them."""
+    """The fingerprints of a tree by kernel."""
     path = os.pathsep.join([str(tree), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", FINGERPRINTS], cwd=tree, env={**os.environ, "PYTHONPATH": path}, check=True,
@@ -250,9 +251,10 @@ def request(program: Program, batches: Iterable[int]) -> str:
 def piece(
     tree: Path, programs: Mapping[Program, set[int]], packages: Sequence[str], done: Callable[[], None]
 ) -> Answers:
-    """What some programs of one device and Triton are in a tree, from a process of its own; packages: the
-    folders with that Triton."""
-    # here, since the base commit runs this module too, and may be older than the name
+    """The code of some programs of one device and Triton in a tree, from a process of its own; packages: the
+    folders with that Triton.
+    """
+    # imported here, since the base commit runs this module too and may lack the name
     from helion_sinkhorn.lab.machine.compiler import environment
 
     (device,) = {program.device for program in programs}
@@ -276,7 +278,7 @@ def piece(
 
 
 def pieces(programs: Mapping[Program, set[int]], workers: int) -> Iterator[dict[Program, set[int]]]:
-    """The programs by device and Triton, cut so that every worker has some."""
+    """The programs by device and Triton, in parts so that every worker has some."""
     size = max(1, min(PIECE, -(-2 * len(programs) // workers)))
     for shared in dict.fromkeys((p.device, p.triton) for p in programs):
         own = [p for p in programs if (p.device, p.triton) == shared]
@@ -287,7 +289,7 @@ def pieces(programs: Mapping[Program, set[int]], workers: int) -> Iterator[dict[
 def generate(
     trees: Sequence[Path], programs: Mapping[Program, set[int]], versions: Versions, workers: int
 ) -> list[Answers]:
-    """For each tree the answers of all programs."""
+    """The answers of all programs, for each tree."""
 
     def answered(job: tuple[int, dict[Program, set[int]]]) -> Answers:
         at, own = job
@@ -316,11 +318,11 @@ def checked_out(commit: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
-# The verdict
+# the verdict
 
 
 def difference(before: Answer, after: Answer) -> str:
-    """What of an entry changed, by its first lines; empty where nothing did."""
+    """The first lines of what changed in an entry; empty if nothing did."""
     for name in ("problem", "code", "launch"):
         old, new = (said.get(name, "").splitlines() for said in (before, after))
         if old != new:
@@ -330,7 +332,7 @@ def difference(before: Answer, after: Answer) -> str:
 
 
 def entries(path: Path) -> dict[Identity, tuple[Entry, str]]:
-    """The entries of a file, each with the fingerprint of its run; none where there is no file."""
+    """The entries of a file, each with the fingerprint of its run; none if there is no file."""
     if not path.exists():
         return {}
     data = store.content(path)
@@ -342,7 +344,7 @@ def entries(path: Path) -> dict[Identity, tuple[Entry, str]]:
 
 
 def stale(folder: Path, devices: Iterable[str], kernels: Iterable[str]) -> list[tuple[str, str]]:
-    """(device, kernel) of the files with entries that were tuned for another source than this tree's."""
+    """(device, kernel) of the files with entries that were not tuned for this tree's source."""
     every = [(device, kernel) for device in devices for kernel in kernels]
     return [
         (device, kernel) for device, kernel in every
@@ -373,7 +375,7 @@ def matched(here: Path, before: Path, device: str, kernel: str, base: str, versi
 
 
 def restamped(data: dict[str, Any], path: Path, proven: set[Entry], old: str, new: str) -> dict[str, Any]:
-    """A file's content with the fingerprint `new` in the runs of `old` all of whose entries are proven."""
+    """A file's content with the fingerprint `new` in runs that had `old` and whose entries are all proven."""
     own: dict[str, list[Entry]] = defaultdict(list)
     for raw, entry in zip(data["entries"], store.entries_of(data, path), strict=True):
         own[raw["run"]].append(entry)
@@ -391,7 +393,7 @@ def restamped(data: dict[str, Any], path: Path, proven: set[Entry], old: str, ne
 
 
 def restamp(folder: Path, file: File) -> bool:
-    """Give the proven runs of a file without a difference this tree's fingerprint; whether any was given."""
+    """Give the proven runs of a file without a difference this tree's fingerprint; whether any got it."""
     path = folder / file.device / f"{file.kernel}.json"
     if file.different or not file.same:
         return False
@@ -452,7 +454,7 @@ def main() -> int:
         print(f"{file.device} {file.kernel}: {'restamped' if restamp(folder, file) else 'left unchanged'}")
     if any(file.different for file in files):
         return 1
-    # of another base, or of a Triton that is not at hand
+    # of another base, or of a Triton that is missing
     return 0 if any(file.same for file in files) else 2
 
 

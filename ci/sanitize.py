@@ -1,10 +1,10 @@
 """Run the kernels under compute-sanitizer: python -m ci.sanitize [--out FOLDER] [--tools memcheck ...]
 
 memcheck finds accesses out of bounds, initcheck reads of memory never written, racecheck unordered accesses
-to shared memory.  Every kernel of some workloads runs on one, three and 67 matrices.  Needs an NVIDIA GPU and
-compute-sanitizer, which comes with the CUDA toolkit.  A workload has a process of its own, --jobs of them at
-a time.  Writes sanitize.md and each tool's output; the exit status is 1 if a tool finds something, 2 if it
-cannot run.
+to shared memory.  Every kernel of some workloads runs on one, three and 67 matrices, each workload in a
+process of its own.  The command needs an NVIDIA GPU and compute-sanitizer, which comes with the CUDA toolkit.
+It writes sanitize.md and each tool's output, and exits with 1 if a tool finds something and 2 if it cannot
+run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 
 def make_parser(tools=None) -> argparse.ArgumentParser:
-    """The command line, without the names and defaults for which torch would have to be imported."""
+    """The command line; names and defaults that need torch are passed in."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -36,7 +36,7 @@ def make_parser(tools=None) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
-    # what follows imports torch, which takes seconds; --help has names from there
+    # the next lines import torch, which takes seconds; --help then has all names
     make_parser().parse_args()
 
 from ci.gate import markdown as report
@@ -59,7 +59,7 @@ BATCHES = (1, 3, 67)
 STEPS = 1 << 12
 """Entries times iterations drawn of a workload; they are repeated to a batch."""
 FOUND = 86
-"""Exit status by which compute-sanitizer says that it found something; no program here uses it."""
+"""The exit status of compute-sanitizer if it finds something; no program here uses it."""
 PROGRAM = (sys.executable, "-m", "ci.sanitize")
 """The command that runs `launch` in a process of its own."""
 
@@ -85,8 +85,8 @@ def launch(name: str) -> None:
 
 
 def run(name: str, seconds: float, prefix: Sequence[str] = ()) -> tuple[int, str]:
-    """`launch` in a process: exit status, -1 where it did not end in time, and what it said."""
-    # blocks of their own: a shared block would hide what runs over its end
+    """`launch` in a process: its exit status (-1 if it did not end in time) and its output."""
+    # each tensor has a block of its own, because a shared one would hide accesses beyond a tensor
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     command = [*prefix, *PROGRAM, "--launch", name]
     try:
@@ -112,7 +112,7 @@ def check(tool: str, sanitizer: str, out: Path, seconds: float, jobs: int) -> di
     with ThreadPoolExecutor(jobs) as pool:
         done = list(pool.map(under_tool, WORKLOADS))
     statuses = [status for status, _ in done]
-    # what was found counts most, then what did not run
+    # findings come first, then tools that did not run
     status = FOUND if FOUND in statuses else next((s for s in statuses if s), 0)
     verdicts = {0: "nothing found", FOUND: "FOUND SOMETHING", -1: f"not finished in {seconds:.0f} s"}
     said = [line for _, text in done for line in text.splitlines() if line.endswith(" launches")]
@@ -134,7 +134,7 @@ def main() -> int:
         print("compute-sanitizer is not here: install the CUDA toolkit, or put it on PATH", file=sys.stderr)
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
-    # once without a tool: the compiler runs here and its results are kept
+    # first without a tool, so that everything is compiled
     with ThreadPoolExecutor(options.jobs) as pool:
         bare = dict(zip(WORKLOADS, pool.map(lambda name: run(name, options.seconds), WORKLOADS), strict=True))
     for name, (status, text) in bare.items():

@@ -29,7 +29,7 @@ def make_parser(devices=None, kernels=None) -> argparse.ArgumentParser:
     parser.add_argument("--devices", nargs="+", choices=devices, help="AMD's, emulated; else the GPU at hand")
     parser.add_argument("--workloads", nargs="+", metavar="NAME[:RESULT,...]",
                         help="those of ci/equal/table.py if left out, as --stored is")  # fmt: skip
-    parser.add_argument("--served", action="store_true", help="only the config that each call gets")
+    parser.add_argument("--used", action="store_true", help="only the config that each call gets")
     parser.add_argument("--stored", nargs="*", choices=kernels, metavar="KERNEL",
                         help="the default and every stored config of these kernels, or of all")  # fmt: skip
     parser.add_argument("--write", action="store_true", help="put the results into the folder")
@@ -72,7 +72,7 @@ def main() -> int:
     kernels = options.stored if options.stored or options.stored is None else list(KERNELS)
     emulated = bool(options.devices) or not torch.cuda.is_available()
     devices = [DEVICES[key] for key in options.devices or EMULATED] if emulated else [current(0)]
-    what = options.workloads or names, options.served, kernels or [], options.cache.resolve()
+    what = options.workloads or names, options.used, kernels or [], options.cache.resolve()
     found: dict[str, list[Row]] = {}
     wrong: list[str] = []
     for device in devices:

@@ -15,7 +15,7 @@ def through(x: torch.Tensor, emulated: torch.Tensor) -> torch.Tensor:
 
 
 def keep_bits(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """x with its significand cut to `bits` explicit bits, as a table or a cast by shift gives it."""
+    """x with its significand cut to `bits` explicit bits, as by a table or a shift."""
     mask = -(1 << (23 - bits))
     return through(x, (x.detach().view(torch.int32) & mask).view(torch.float32))
 
@@ -26,13 +26,13 @@ def truncated(workload: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def rounded_down(workload: Any, x: torch.Tensor) -> torch.Tensor:
-    """x to the dtype of a workload, the next number below where it is none."""
+    """x rounded down to the dtype of a workload."""
     near = x.to(workload.dtype)
     return torch.where(near.float() > x, torch.nextafter(near, torch.full_like(near, -torch.inf)), near)
 
 
 def half_up(workload: Any, x: torch.Tensor) -> torch.Tensor:
-    """Half a unit of bfloat16 added, then cut: ties go up in size, as a cast by shift rounds."""
+    """x rounded to bfloat16 by adding half a unit and cutting, so that ties go away from zero."""
     return (x.contiguous().view(torch.int32) + 0x8000 & -0x10000).view(torch.float32)
 
 

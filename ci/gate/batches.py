@@ -1,4 +1,4 @@
-"""The number of elements that a workload is run on: that of its row, or one that only large calls have."""
+"""The batch with which a workload is run: its row's, or one that only large calls have."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def elements(workload: Any, large: bool = False) -> int:
 
 
 def is_judged(operator: Operator, of: str, large: bool) -> bool:
-    """Whether a result is tested: of a large batch none that needs a call for each element."""
+    """Whether a result is tested; in a large batch, none that needs a call for each element."""
     return not (large and operator.same_bits) or of in operator.same_bits

@@ -1,4 +1,4 @@
-"""The configs with which a kernel is tested, and the candidates that they make."""
+"""The configs with which a kernel is tested, and the candidates made of them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from helion_sinkhorn.runtime.kernel import Choice, default_choice
 from helion_sinkhorn.runtime.launch import choose, device_of
 
 Run = Callable[..., torch.Tensor]
-"""What makes one result from a call's inputs."""
+"""A function that makes one result from a call's inputs."""
 
 
 def choices(name: str, call, batch: int, device: Device) -> list[tuple[Choice, bool]]:
-    """(choice, whether it serves): a kernel's default, and what calls of any tuned batch get on this stack.
+    """(choice, whether this call gets it): a kernel's default, and the choices of any tuned batch on this
+    stack.
 
-    What is stored for another Triton, where this one has an entry of its own, is launched by no call.
+    Entries of another Triton are left out if this one has its own, because no call launches them.
     """
     from helion_sinkhorn.lab.operators import KERNELS
 
@@ -41,8 +42,9 @@ def candidate(of: str, choice: Choice, served: bool, run: Run) -> Candidate:
 
 
 def of_evidence(evidence: Evidence, workload: Any, *inputs: torch.Tensor) -> list[Candidate]:
-    """The public function where it does more than launch, and every kernel with each of its configs; on a CPU
-    the CPU path."""
+    """The public function, if it does more than launch, and every kernel with each of its configs; on a CPU,
+    the CPU path.
+    """
     on_gpu = inputs[0].is_cuda
     names = evidence.results(workload)
 
@@ -66,7 +68,7 @@ def of_evidence(evidence: Evidence, workload: Any, *inputs: torch.Tensor) -> lis
 
 
 def of_kernels(evidence: Evidence, workload: Any, device: Device, batch: int) -> list[Candidate]:
-    """Kernels with each of their configs, once for every result in which an error of the kernel shows."""
+    """Each kernel with each of its configs, for every result that shows errors of the kernel."""
     names = (evidence.by_kernels or evidence.results)(workload)
 
     def whole(calls: Calls) -> Iterator[tuple[str, str, Any]]:
@@ -89,7 +91,7 @@ def of_kernels(evidence: Evidence, workload: Any, device: Device, batch: int) ->
 def one_result(
     evidence: Evidence, workload: Any, choices: Choices | None, name: str, *inputs: torch.Tensor
 ) -> torch.Tensor:
-    """One result by launches with these choices, or without by the path of a CPU."""
+    """One result by launches with these choices; without choices, by the path of a CPU."""
     return evidence.run(workload, choices, (name,), *inputs)[name]
 
 

@@ -48,7 +48,7 @@ def tiles_backwards(t: torch.Tensor) -> torch.Tensor:
 
 
 def tiles_one_by_one(t: torch.Tensor) -> torch.Tensor:
-    """A tree within each tile, the tiles in order."""
+    """A tree within each tile, and the tiles in order."""
     return in_order(tree(cut_into_tiles(t)))
 
 

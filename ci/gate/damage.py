@@ -1,4 +1,4 @@
-"""Faults of a right result on its way to memory, for any operator."""
+"""Faults in storing a right result, for any operator."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def edited(edit: Callable[[torch.Tensor], None]) -> Change:
 
 
 def at(index, value: Callable[[torch.Tensor], torch.Tensor]) -> Change:
-    """What stands at an index replaced by a function of the whole."""
+    """The entries at an index replaced by a function of the whole tensor."""
     return edited(lambda t: t.__setitem__(index, value(t.clone())))
 
 
@@ -82,7 +82,7 @@ def spilled(offset: int) -> Change:
     def change(t: torch.Tensor) -> torch.Tensor:
         out = torch.empty(t.shape, dtype=t.dtype, device=t.device).copy_(t)
         place = out.storage_offset() + (out.numel() + offset - 1 if offset > 0 else offset)
-        # on a GPU it would go where nobody looks; here only guarded memory has the room
+        # only guarded memory has room for it
         if 0 <= place < out.untyped_storage().nbytes() // out.element_size():
             out.as_strided((1,), (1,), place).fill_(1.0)
         return out

@@ -1,4 +1,4 @@
-"""The gate: what it tests, and what it needs of an operator.
+"""The gate's tests, and what an operator gives it.
 
 A result is tested by its error against float64, in units of what correct rounding can do (lab/truth.py), and
 by how it is computed (runs.py).
@@ -16,11 +16,11 @@ from ci.gate.wrong import Run, Wrong
 from helion_sinkhorn.lab.truth import Truth, largest, noticeable
 
 SCALES = {"P": noticeable}
-"""What an error is relative to, `largest` where not named: entries of a gradient cancel."""
+"""What an error is relative to; `largest` if not named, because entries of a gradient cancel."""
 
 
 def gap(of: str, a: torch.Tensor, b: torch.Tensor) -> dict[str, float]:
-    """How far two results (K, n, m) of one dtype are apart; reported, never a criterion.
+    """The distance of two results (K, n, m) of one dtype, which is reported and never a criterion.
 
     relative and ulps (of their dtype) are those of the scale of `of`; flips: share of entries that differ
     after rounding to bfloat16.
@@ -49,13 +49,13 @@ class Candidate:
     config: dict[str, object]
     source: str
     served: bool
-    """Whether the public function would take it for this call."""
+    """Whether the public function would use this config for this call."""
     run: Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Operator:
-    """What the gate needs to know of an operator: a row of operators.OPERATORS."""
+    """An operator for the gate, a row of operators.OPERATORS."""
 
     takes: Callable[[Any], bool]
     """Whether a workload is one of this operator's."""
@@ -64,23 +64,23 @@ class Operator:
     truths: Callable[..., dict[str, Truth]]
     """(workload, *inputs) -> Truths by the name of the result."""
     candidates: Callable[..., list[Candidate]]
-    """(workload, *inputs on a device) -> what there is to test there."""
+    """(workload, *inputs on a device) -> the candidates to test there."""
     good: dict[str, Run]
     """Correct implementations, emulated."""
     wrong: list[Wrong]
     """Wrong implementations."""
     baseline: Run
-    """What the rules in common use compare with."""
+    """The implementation with which rules in common use compare."""
     right: Run
-    """The implementation that most of the wrong ones are made of."""
+    """The right implementation that most wrong ones change."""
     vendors: dict[str, Run] = field(default_factory=dict)
     """Implementations with the arithmetic that vendors state."""
     compiled: Run | None = None
-    """Through torch.compile, on the device of the inputs."""
+    """The definition under torch.compile, on the device of the inputs."""
     same_bits: frozenset[str] = frozenset()
-    """Results of which every config makes the same bits: batches of other sizes may have other configs."""
+    """Results with the same bits under every config, since batches of other sizes may have other configs."""
 
     @property
     def on_many(self) -> list[Wrong]:
-        """What is tested by statistics on every workload where it shows."""
+        """The wrong implementations that are tested by statistics."""
         return [w for w in self.wrong if not isinstance(w.on, str)]

@@ -2,8 +2,8 @@
 
     python -m ci.gate.kept accuracy/accuracy-h200.json docs/accuracy/h200.json
 
-A run of some workloads (`make accuracy ARGS="--workloads ..."`) takes their place in a file that has more.
-`make compare` measures gaps between devices by the samples: they are in the full artefact that CI uploads.
+A run of some workloads (`make accuracy ARGS="--workloads ..."`) replaces these in a file that has more.
+`make compare` compares devices by the samples, which are in the full artefact that CI uploads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 RUN = "commit", "utc", "command", "versions"
-"""Facts of a run that its workloads keep where an artefact has workloads of several runs."""
+"""Facts of a run that each workload gets if an artefact has workloads of several runs."""
 
 
 def rounded(value: Any) -> Any:
@@ -43,7 +43,7 @@ def text(artefact: dict[str, Any]) -> str:
 def updated(kept: dict[str, Any], artefact: dict[str, Any]) -> dict[str, Any]:
     """A kept artefact whose workloads are replaced by those of a later run, each with the facts of its run.
 
-    What that run could not test stays as it was; the artefact of another device raises.
+    Workloads that the run could not test stay unchanged.  An artefact of another device raises ValueError.
     """
     if kept["device"]["key"] != artefact["device"]["key"]:
         raise ValueError(f"{kept['device']['key']} is kept, and this is of {artefact['device']['key']}")

@@ -1,4 +1,4 @@
-"""The Markdown of the gate's pages: how their tables look, and where generated text stands in a file."""
+"""The tables of the gate's pages, and the places of generated text in a file."""
 
 from __future__ import annotations
 

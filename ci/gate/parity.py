@@ -10,10 +10,10 @@ from helion_sinkhorn.lab.rounding import UNIT
 def parity(
     result: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor, floor_ulps: float = 4
 ) -> tuple[float, float]:
-    """(median, worst) ratio of a result's errors to a baseline's, group by group.
+    """(median, worst) ratio of a result's errors to a baseline's.
 
-    The error of a group is its largest absolute one, and at least `floor_ulps` roundoffs of the group's
-    largest exact entry, since nobody owes an exact result because the other happens to have one.
+    The error of a group is its largest absolute error, or `floor_ulps` roundoffs of its largest exact entry
+    if that is more: a baseline that happens to be exact is no standard.
 
     Args:
         result, baseline, exact: (groups, entries).
@@ -26,7 +26,7 @@ def parity(
     own, other = (
         torch.maximum((x - exact).abs().amax(1).nan_to_num(nan=torch.inf), floor) for x in (result, baseline)
     )
-    # a group of zeros that both have right has no error to compare
+    # skip groups of zeros without an error in either
     ratios = torch.where(own == other, 1.0, own / other)
     largest, against = own.max(), other.max()
     return ratios.median().item(), 1.0 if largest == against else (largest / against).item()

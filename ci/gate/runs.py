@@ -1,4 +1,4 @@
-"""How a candidate is run: in guarded memory, repeatedly, in pieces; and what none of that may change."""
+"""Running a candidate in guarded memory, repeatedly and in pieces, which must not change its bits."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from torch.overrides import TorchFunctionMode
 from ci.gate.gate import Candidate
 
 BAND = 1 << 16
-"""Bytes of known content on either side of a block of memory: a tile of the largest matrices is that long."""
+"""Bytes of known content on either side of a block of memory, as long as a tile of the largest matrices."""
 POISON = 0xFF
-"""Every byte of unwritten memory: NaN in each floating type, -1 in integers."""
+"""The byte that fills unwritten memory: NaN in each floating type, -1 in integers."""
 UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 """Functions of torch that allocate without writing."""
 RERUNS = 100
-"""A race that shows in one run of twenty passes one time in 170."""
+"""Reruns; a race that shows in one run of twenty is missed once in 170."""
 RERUN_SECONDS = 0.25
-"""No more reruns than fit, but two."""
+"""Seconds of reruns; at least two are made."""
 FEW = 7
-"""Elements of a batch that is also run with elements apart: kernels that take their distance are then
-compiled anew."""
+"""The batch that is also run with elements apart, for which kernels are compiled anew."""
 PIECES = (1, 2, 7, 33, 63)
 """Sizes of the first pieces that a batch is split into."""
 Inputs = Sequence[torch.Tensor]
@@ -42,25 +41,25 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def copies(batch: int, judged: int) -> torch.Tensor:
-    """The tested element at each position of a batch: the first ones in order.
+    """The number of the tested element at each position of a batch, which begins with all in order.
 
-    After them every repetition is rotated by the ones in its number's binary digits, so that none has the
-    order of the one a power of two before it: an index that wraps there finds another element.
+    Each repetition is rotated by the number of ones in its binary number.  It so differs from the repetition
+    a power of two before it, and an index that wraps finds another element.
     """
     turns = torch.tensor([k.bit_count() for k in range(-(-batch // judged))])
     return (torch.arange(batch) + turns.repeat_interleave(judged)[:batch]) % judged
 
 
 def filled(t: torch.Tensor, batch: int) -> torch.Tensor:
-    """The tested elements as `copies` has them: every position has a truth."""
+    """The tested elements in the order of `copies`, so that every position has a truth."""
     return t[copies(batch, len(t)).to(t.device)].contiguous()
 
 
 class Guarded(TorchFunctionMode):
-    """While it is active, memory allocated unwritten holds NaN and lies between two bands that hold NaN too.
+    """In this block new memory holds NaN and lies between two bands of NaN.
 
-    An entry that is never written, or read beyond an end, shows as NaN in the result; what is written beyond
-    an end shows in a band.
+    An entry that is never written, or a read beyond an end, gives NaN in the result; a write beyond an end
+    changes a band.
     """
 
     def __init__(self) -> None:
@@ -69,7 +68,7 @@ class Guarded(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
-        # a compiler's tensors without memory are of a class of their own, or on the device "meta"
+        # a compiler's tensors without memory have a class of their own, or the device "meta"
         if getattr(func, "__name__", "") in UNWRITTEN and type(made) is torch.Tensor and not made.is_meta:
             return self.placed(made)
         return made
@@ -94,8 +93,9 @@ class Guarded(TorchFunctionMode):
 
 
 def is_of_the_kind(result: torch.Tensor, batch: int, shape: Sequence[int], dtype: torch.dtype) -> bool:
-    """Whether a result has this dtype, an element of `shape` for each of the batch, and strides under which
-    elements are contiguous and do not overlap."""
+    """Whether a result has this dtype, elements of `shape` for the whole batch, and strides with contiguous
+    elements that do not overlap.
+    """
     element = math.prod(shape)
     return (
         result.dtype == dtype
@@ -106,13 +106,14 @@ def is_of_the_kind(result: torch.Tensor, batch: int, shape: Sequence[int], dtype
 
 
 def in_guarded_memory(candidate: Candidate, inputs: Inputs) -> tuple[Any, dict[str, bool]]:
-    """What a candidate gives for guarded inputs, its allocations guarded too; whether it wrote inside of all
-    these alone, and left the inputs as they were.
+    """A candidate's result for guarded inputs and allocations; whether it wrote only inside of these, and
+    left the inputs unchanged.
 
-    A call with other numbers goes before: what it keeps of its arguments shows in the one that is tested.
+    A call with other numbers comes first, so that arguments which the candidate keeps show in the tested
+    call.
     """
     if inputs[0].is_cuda:
-        # compiled here: a compiler's own memory is no business of the guard
+        # compiles, so that the guard does not see a compiler's memory
         candidate.run(*map(others, inputs))
     else:
         guarded(candidate, map(others, inputs))
@@ -138,7 +139,7 @@ def runs_alike(candidate: Candidate, inputs: Inputs, result: torch.Tensor) -> bo
     beside = torch.cuda.Stream() if result.is_cuda else None
     work = torch.ones(1 << 10, 1 << 10, device=result.device) if result.is_cuda else None
     for k in range(RERUNS):
-        # five runs a turn: of four, the one on less data could be each that goes wrong once in eight
+        # five runs a turn: with four, each run that fails once in eight could be the one on less data
         if k % 4 == 0:
             candidate.run(*less)
         if k % 4 == 2 and beside is not None:
@@ -152,7 +153,7 @@ def runs_alike(candidate: Candidate, inputs: Inputs, result: torch.Tensor) -> bo
 
 
 def cuts(batch: int, judged: int) -> list[int]:
-    """Where a batch is split: after PIECES, within what is tested, and in the middle."""
+    """The places where a batch is split: after PIECES, within the tested elements, and in the middle."""
     places = {0, *itertools.accumulate(PIECES), judged // 3, batch // 2, batch}
     return sorted(k for k in places if k <= batch)
 
@@ -174,7 +175,7 @@ def elements_apart(t: torch.Tensor) -> torch.Tensor:
 
 
 def others(t: torch.Tensor) -> torch.Tensor:
-    """Other numbers of the same kind, for a call in which nothing else differs."""
+    """Other numbers of the same kind, for a call that differs in nothing else."""
     return t.flip(-1)
 
 

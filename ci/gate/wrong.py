@@ -1,4 +1,4 @@
-"""Wrong: an implementation that the gate must find, how it is made, and the wrong ones of any operator."""
+"""Wrong implementations, which the gate must find: their type, and the ones of any operator."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ Run = Callable[..., Results]
 class Wrong:
     """An implementation that must be found.
 
-    It is tested by statistics on every workload where it shows, and run as a kernel is, in guarded memory and
-    again and again, on the first of them.
+    Statistics test it on every workload where it shows.  On the first of these it is also run like a kernel,
+    repeatedly and in guarded memory.
     """
 
     name: str
     run: Run
     of: tuple[str, ...]
-    """The results it is tested by, of those that a workload has; all of these where none are named."""
+    """The results by which it is tested; all of a workload if none are named."""
     on: str | Callable[[Any], Any]
-    """Where it shows: one workload, run as a kernel is alone, or all whose call has what it breaks."""
+    """Where it shows: the name of one workload, on which it is only run like a kernel, or a predicate."""
     hidden: str = ""
-    """Why nothing can tell, of one that is no error after all."""
+    """Why nothing finds it, if it is no error after all."""
 
     def shows(self, workload: Any) -> bool:
         """Whether it is tested by statistics on a workload."""
         return not isinstance(self.on, str) and bool(self.on(workload))
 
     def first(self, workloads: Sequence[Any]) -> str:
-        """The workload on which it is run as a kernel is."""
+        """The workload on which it is run like a kernel."""
         return self.on if isinstance(self.on, str) else next(w.name for w in workloads if self.on(w))
 
 
@@ -77,7 +77,7 @@ def given(right: Run, names: Sequence[str], **change: Change) -> Run:
 
 
 def changed(right: Run, **change: Change) -> Run:
-    """Results changed on their way to memory, by name."""
+    """Results damaged as they are stored, by name."""
 
     def wrong(w, *inputs):
         found = right(w, *inputs)
@@ -97,7 +97,7 @@ def later(right: Run, of: str, change: Change) -> Run:
 
 
 def exchanged(right: Run, change: Callable[[Any, Results], Results]) -> Run:
-    """Some results made of the right ones, by the workload."""
+    """Some results changed by a function of the right ones and the workload."""
 
     def wrong(w, *inputs):
         found = right(w, *inputs)
@@ -123,10 +123,10 @@ def overwriting(run: Run, which: int, change: Callable[[torch.Tensor], object]) 
 
 
 def as_if_contiguous(run: Run, where: Callable[[torch.Tensor], bool]) -> Run:
-    """The first input read by its address and sizes without its strides, if it is of this kind."""
+    """The first input of this kind read without its strides."""
 
     def wrong(w, t, *inputs):
-        # a view as the gate makes them holds more memory than it shows
+        # the gate's views have more memory than they show
         if not t.is_contiguous() and where(t):
             t = t.as_strided(t.shape, torch.empty(t.shape, device="meta").stride())
         return run(w, t, *inputs)
@@ -147,13 +147,13 @@ def elements_apart(t: torch.Tensor) -> bool:
 
 
 def of_the_first_call(run: Run) -> Run:
-    """The first input that came in a shape taken for all that come later."""
+    """The first input of a shape, used again for all later ones."""
     first: dict[torch.Size, torch.Tensor] = {}
     return lambda w, t, *inputs: run(w, first.setdefault(t.shape, t), *inputs)
 
 
 def spread_nan(run: Run, of: str) -> Run:
-    """An element takes zero times what its neighbour has."""
+    """Zero times its neighbour is added to each element."""
 
     def wrong(w, *inputs):
         found = run(w, *inputs)
@@ -165,7 +165,7 @@ def spread_nan(run: Run, of: str) -> Run:
 
 
 def damages(right: Run, of: tuple[str, ...]) -> list[Wrong]:
-    """What may be lost of a batch or scaled in it; of one element, the one before is itself."""
+    """Elements of a batch dropped, replaced or scaled."""
     return [
         Wrong(
             name, damaged(right, damage), of,
@@ -180,14 +180,14 @@ def damages(right: Run, of: tuple[str, ...]) -> list[Wrong]:
 def of_any(
     right: Run, on: str, of: str, upstream: int | None = None, only: Collection[str] = ()
 ) -> list[Wrong]:
-    """What any kernel may do wrong: to memory, between runs and at the last store.
+    """Faults that any kernel may have: in memory, between runs and at the last store.
 
     Args:
-        right: what it is done to.
+        right: the implementation that is changed.
         on: a workload.
         of: the result that shows it.
-        upstream: the place of its upstream gradient among the inputs, where it has one.
-        only: words of which a name has one, where not all are requested.
+        upstream: the place of its upstream gradient among the inputs, if it has one.
+        only: keep the faults with one of these words in their names.
     """
 
     def at_store(name: str, change: Change) -> Wrong:

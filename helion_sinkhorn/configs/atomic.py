@@ -1,4 +1,4 @@
-"""Files that others read while they are written: replaced in one step."""
+"""Replacing files in one step, so that others may read them meanwhile."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from filelock import FileLock
 
 
 def target(path: Path) -> Path:
-    """Where a path leads: a link stays a link, and its two names share a lock."""
+    """The file that a path leads to, so that a link stays a link and its two names share a lock."""
     return Path(os.path.realpath(path))
 
 
 def replace(path: Path, content: str | bytes, mode: int = 0o644) -> None:
-    """Put content in the place of a file in one step: written beside it, flushed, renamed."""
+    """Replace a file in one step: write the content beside it, flush it and rename it."""
     path = target(path)
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".tmp", dir=path.parent)
     try:
@@ -35,11 +35,11 @@ def replace(path: Path, content: str | bytes, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """No other process that writes this file through here does so meanwhile."""
+    """In this block no other process writes the file by this function."""
     path = target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
-        # files of writers that were killed
+        # remove the files of writers that were killed
         for left in path.parent.glob(f".{path.stem}.*.tmp"):
             left.unlink()
         yield

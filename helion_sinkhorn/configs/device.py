@@ -11,7 +11,7 @@ from helion_sinkhorn.nearest import suggestion
 
 @dataclass(frozen=True)
 class Device:
-    """One row: identity is vendor, arch and compute units; the name decides between equals."""
+    """One row, found by vendor, arch and compute units, and by the name if several rows have these."""
 
     key: str
     vendor: str
@@ -28,7 +28,7 @@ class Device:
 
     @property
     def asm(self) -> str:
-        """The one-instruction reciprocal this vendor has (runtime.device_math.reciprocal)."""
+        """The vendor's reciprocal of one instruction (runtime.device_math.reciprocal)."""
         return "ptx" if self.vendor == "nvidia" else "gcn"
 
 
@@ -47,7 +47,7 @@ DEVICES = {
 
 
 def match(vendor: str, arch: str, compute_units: int, name: str) -> Device | None:
-    """The row for what a driver reports; None for hardware without one."""
+    """The row of the hardware that a driver reports; None if there is none."""
     rows = [d for d in DEVICES.values() if (d.vendor, d.arch) == (vendor, arch)]
     words = name.lower()
     named = [d for d in rows if any(part in words for part in d.names)]

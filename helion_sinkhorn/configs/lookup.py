@@ -1,4 +1,4 @@
-"""Which stored config a call gets: pure, memoised, never across vendors."""
+"""Which stored config a call gets; never one of another vendor."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, Device
 
 log = logging.getLogger("helion_sinkhorn")
-# An entry is for batches up to 4 times smaller or larger than the one it was tuned at.
+# An entry is used for batches up to 4 times smaller or larger than its own.
 MAX_LOG2_DISTANCE = 2.0
-# A batch of at most so many leaves a device mostly idle: its entry is for smaller ones too.
+# A batch up to this leaves a device mostly idle, so its entry is used for smaller ones too.
 SMALL_BATCH = 128
 MINOR_VERSION = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}")
 _reading = threading.Lock()
@@ -31,17 +31,17 @@ def preferred(
     running: str,
     others: Iterable[store.Entry] = (),
 ) -> store.Entry | None:
-    """The entry of this key whose Triton comes first for the running one, and of those the nearest in batch.
+    """The entry of this key whose Triton comes first by `distance`, and of those the nearest in batch.
 
-    A version may compile a config that is the best of another to code several times as slow.
+    The best config of one version may be several times as slow under another.
 
     Args:
         others: entries that the call may get instead.
     """
     of_key = tuple(e for e in entries if e.key == key)
-    # where tuning stopped halfway a relative has the larger batches
+    # if tuning stopped halfway, another device may have the larger batches
     tuned = [e.batch for e in (*of_key, *others) if e.key == key] or [1]
-    # no larger batch fills a device more than the largest tuned one, and none leaves it emptier than a small
+    # larger batches fill a device like the largest tuned one, and smaller ones leave it idle like a small
     # one: a server meets one config from one token up
     least = min(tuned) if min(tuned) <= SMALL_BATCH else 1
     batch = min(max(batch, least), max(tuned))
@@ -52,11 +52,12 @@ def preferred(
 
 
 def distance(version: str, running: str) -> tuple[bool, bool, int, int]:
-    """An order of minor versions, "3.6": the running one, later ones, earlier ones, each the nearest first.
+    """A sort key of minor versions such as "3.6": the running one, later ones, earlier ones, the nearest
+    first.
 
-    Later ones come before earlier ones, because a change of code generation stays.  From 3.7 on, blocks are
-    spread over threads as under 3.9: of 18 configs of conjugate gradients that were chosen under 3.6, three
-    spill or shuffle several times as much under 3.7, and of 22 that were chosen under 3.9 none does (sm_90).
+    Later ones come before earlier ones, because changes of code generation stay: 3.7 distributes blocks over
+    threads as 3.9 does.  Of 18 configs of conjugate gradients that were chosen under 3.6, three spill or
+    shuffle several times as much under 3.7; of 22 that were chosen under 3.9, none does (sm_90).
     """
     of, own = number(version), number(running)
     if of is None or own is None:
@@ -81,25 +82,25 @@ def nearest(entries: tuple[store.Entry, ...], batch: int) -> store.Entry | None:
 
 @functools.lru_cache(maxsize=4096)
 def lookup(device: Device, kernel: str, key: store.Key, batch: int) -> store.Entry | None:
-    """The entry of a call, or None where only the kernel's default is left.
+    """The entry of a call; None if only the kernel's default is left.
 
-    The user's folder comes before the package's; in a folder entries of the running Triton before others,
-    and among these the device's own before the entries of its family.
+    The user's folder comes before the package's.  In a folder, entries of the running Triton come before
+    others, and among these the device's own before its family's.
 
     Args:
         device: whose configs.
         kernel: a KERNELS name.
-        key: of the call, store.key_of its fields.
-        batch: number of matrices, or what else the operator counts its independent parts by.
+        key: store.key_of of the call's fields.
+        batch: number of matrices, tokens or other independent parts.
     """
-    # a cache may run what it caches in several threads at once, each with its warning
+    # without the lock several threads could compute it at once, each with its warning
     with _reading:
         return find(device, kernel, key, batch, store.folders())
 
 
 @functools.cache
 def say_version(kernel: str, triton: str, running: str) -> None:
-    """Once a process: calls of a kernel get entries of another Triton."""
+    """Log once a process that calls of a kernel get entries of another Triton."""
     log.info(
         "%s: no entry of Triton %s for some calls, using entries of Triton %s",
         kernel, running, triton or "an unknown one",
@@ -107,14 +108,14 @@ def say_version(kernel: str, triton: str, running: str) -> None:
 
 
 def own_and_family(device: Device) -> list[str]:
-    """The devices whose entries this one may use, in their order."""
+    """The devices whose entries this one may use, in order."""
     relatives = [d.key for d in DEVICES.values() if d.family == device.family and d.key != device.key]
     return [device.key, *relatives]
 
 
 @functools.cache
 def other_batches(device: Device, kernel: str, key: store.Key) -> str:
-    """At which batches, under which Triton, a key is tuned, in words; empty where at none."""
+    """The batches and versions of Triton at which a key is tuned, in words; empty if there are none."""
     found = [
         entry
         for name in own_and_family(device)
@@ -129,7 +130,7 @@ def other_batches(device: Device, kernel: str, key: store.Key) -> str:
 
 @functools.cache
 def tuned_keys(kernel: str) -> frozenset[store.Key]:
-    """The keys that some device has an entry for: what `make tune` covers."""
+    """The keys for which some device has an entry, that is, what `make tune` covers."""
     files = itertools.product(store.folders(), DEVICES)
     return frozenset(entry.key for folder, name in files for entry in store.read(folder, name, kernel))
 
@@ -137,7 +138,7 @@ def tuned_keys(kernel: str) -> frozenset[store.Key]:
 def find(
     device: Device, kernel: str, key: store.Key, batch: int, folders: Sequence[Path], running: str = ""
 ) -> store.Entry | None:
-    """`lookup` in these folders, in their order, under a minor version of Triton, this process's if empty."""
+    """`lookup` in these folders, in order, under a minor version of Triton (empty: the running one)."""
     running = running or store.triton_minor()
     for folder in folders:
         files = {name: store.read(folder, name, kernel) for name in own_and_family(device)}

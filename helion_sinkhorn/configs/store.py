@@ -1,4 +1,4 @@
-"""tuning_cache/<device>/<kernel>.json: where it is and how it is read.  Reading never writes or locks."""
+"""Finding and reading tuning_cache/<device>/<kernel>.json, without writing or locking."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from helion_sinkhorn.configs import settings
 
 SCHEMA = 1
 Key = tuple[tuple[str, Any], ...]
-"""What a call is looked up by, without its batch: the fields of its operator by name, sorted."""
+"""The key of a call without its batch: the fields of its operator by name, sorted."""
 WORDS = {"measured": "measured", "compiled": "ranked"}
-"""What pages call the evidence of an entry: timed on a GPU, or ordered by a score of its machine code."""
+"""The words of pages for the evidence of an entry: timed on a GPU, or ranked by a score of machine code."""
 log = logging.getLogger("helion_sinkhorn")
 
 
@@ -33,7 +33,7 @@ class Entry:
     evidence: str
     path: str
     triton: str = ""
-    """The minor version of the Triton that compiled it, "3.6"; empty in files that do not say."""
+    """The minor version of the Triton that compiled it, "3.6"; empty if the file does not say."""
 
     @property
     def source(self) -> str:
@@ -43,7 +43,7 @@ class Entry:
 
 
 def installed(package: str) -> str:
-    """The version of a package, which is not imported; empty where it is not installed."""
+    """The version of a package, without importing it; empty if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -52,7 +52,7 @@ def installed(package: str) -> str:
 
 @functools.cache
 def installed_triton() -> str:
-    """The version of the installed Triton, which is not imported; empty where there is none."""
+    """The version of the installed Triton, without importing it; empty if there is none."""
     if importlib.util.find_spec("triton") is None:
         return ""
     if version := installed("triton"):
@@ -68,7 +68,7 @@ def minor(version: str) -> str:
 
 
 def triton_minor() -> str:
-    """The minor version of the installed Triton, "3.9"; empty where there is none."""
+    """The minor version of the installed Triton, "3.9"; empty if there is none."""
     return minor(installed_triton())
 
 
@@ -78,17 +78,17 @@ def triton_version() -> tuple[int, ...]:
 
 
 def folders() -> list[Path]:
-    """Where entries are looked for, in order: the user's folder, then the shipped one."""
+    """The folders of entries in order: the user's, then the package's."""
     package = Path(__file__).resolve().parents[1]
     shipped = package / "tuning_cache"
-    if not shipped.is_dir():  # a checkout: the folder stands beside the package
+    if not shipped.is_dir():  # in a checkout the folder is beside the package
         shipped = package.parent / "tuning_cache"
     return [user_folder(settings.TUNING_DIR), shipped] if settings.TUNING_DIR else [shipped]
 
 
 @functools.cache
 def user_folder(named: str) -> Path:
-    """The folder that HELION_SINKHORN_TUNING_DIR names; one warning where it is none."""
+    """The folder that HELION_SINKHORN_TUNING_DIR names; one warning if it is not a folder."""
     folder = os.path.expanduser(named)
     if not os.path.isdir(folder):
         log.warning(
@@ -99,7 +99,7 @@ def user_folder(named: str) -> Path:
 
 
 def hashable(value: Any) -> Any:
-    """Lists and dicts as tuples, so that an entry can be a dictionary key."""
+    """Lists and dicts as tuples, so that they can be dictionary keys."""
     if isinstance(value, dict):
         return tuple(sorted((k, hashable(v)) for k, v in value.items()))
     return tuple(map(hashable, value)) if isinstance(value, list) else value
@@ -111,11 +111,11 @@ def key_of(fields: dict[str, Any]) -> Key:
 
 
 class Keyed:
-    """A dataclass whose fields, with their names, are the key of its configs."""
+    """A dataclass whose fields are the key of its configs."""
 
     @property
     def key(self) -> Key:
-        """What a stored entry is found by."""
+        """The key of a stored entry."""
         return key_of(vars(self))
 
     @classmethod
@@ -125,7 +125,7 @@ class Keyed:
 
 
 def _is_setting(value: Any, lists: int = 2) -> bool:
-    """Whether JSON text holds a value, a list, or a list for each loop, as `loop_orders` is one."""
+    """Whether the value of an option is a value, a list, or a list for each loop, as in `loop_orders`."""
     if isinstance(value, list):
         return lists > 0 and all(_is_setting(v, lists - 1) for v in value)
     return not isinstance(value, dict)
@@ -148,10 +148,10 @@ def _entry(e: dict[str, Any], path: Path) -> Entry:
 
 
 def content(path: Path) -> Any:
-    """What the JSON of a file says.
+    """The value in a JSON file.
 
     Raises:
-        OSError: it cannot be read, or is a pipe or something else that reading may wait for.
+        OSError: it cannot be read, or is a pipe or another file whose reading may wait.
         ValueError, RecursionError: it is not JSON.
     """
     if path.exists() and not path.is_file():
@@ -169,7 +169,7 @@ def entries_of(data: dict[str, Any], path: Path) -> tuple[Entry, ...]:
     """The entries of a file of this version at <folder>/<device>/<kernel>.json.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError, RecursionError: it is something else.
+        ValueError, KeyError, TypeError, AttributeError, RecursionError: the file is something else.
     """
     for name, found, expected in (
         ("device", data["device"]["key"], path.parent.name),
@@ -185,7 +185,7 @@ def entries_of(data: dict[str, Any], path: Path) -> tuple[Entry, ...]:
 
 @functools.cache
 def read(folder: Path, device: str, kernel: str) -> tuple[Entry, ...]:
-    """The entries of one file, none where there is no file; a broken one is one warning and no entries."""
+    """The entries of one file; none, with one warning, for a broken file, and none if there is no file."""
     path = folder / device / f"{kernel}.json"
     try:
         data = content(path)

@@ -1,7 +1,7 @@
 """The gradient of a call, compiled in a thread while its forward, launched for the first time, is compiled.
 
-It is a guess: each result gets a gradient of its own layout.  Programs that are not found without Helion, and
-whatever fails here, are left to the backward.
+The thread guesses that each gradient has the layout of its result.  The backward compiles the programs that
+are not found without Helion, and those that fail here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Launch = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Described:
-    """What host functions and Triton ask of a tensor, without memory: its addresses are multiples of 16."""
+    """A tensor without memory for host functions and Triton; its address counts as a multiple of 16."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -52,7 +52,7 @@ class Described:
 
 
 class Context:
-    """What a Function keeps of a call, as its backward finds it."""
+    """What a Function keeps of a call for its backward."""
 
     def __init__(self, needed: tuple[bool, ...]):
         self.needs_input_grad = needed
@@ -69,14 +69,14 @@ class Context:
 
 
 def like(t: torch.Tensor) -> torch.Tensor:
-    """A tensor without data; `torch.empty_like` makes one too, and imports SymPy."""
+    """A tensor without data; `torch.empty_like` would import SymPy."""
     return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
 
 
 def begin(
     function: type[torch.autograd.Function], run: Callable[..., Any], public: str, arguments: Sequence[Any]
 ) -> threading.Thread | None:
-    """Start the thread for a call that is launched for the first time; None where it would be of no use.
+    """Start the thread for a call that is launched for the first time; None where it would not help.
 
     Args:
         function: with a setup_context.
@@ -85,7 +85,7 @@ def begin(
         arguments: of the call.
     """
     device = next(a.device for a in arguments if isinstance(a, torch.Tensor))
-    # ROCm's Triton asks for the sizes of buffers; a capture allows other threads next to nothing
+    # ROCm's Triton needs the sizes of buffers, and a capture allows other threads almost nothing
     if torch.version.hip or device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return None
     without_data = [like(a) if isinstance(a, torch.Tensor) else a for a in arguments]
@@ -93,14 +93,14 @@ def begin(
 
     def work() -> None:
         try:
-            # operators on meta tensors import what Helion does
+            # operators on meta tensors import the modules that Helion imports
             with generating:
                 noted = launches(function, run, without_data, needed, device)
             compile_all(noted, device)
         except Exception as error:
             log.debug("the gradient of %s is left to it (%s: %s)", public, type(error).__name__, error)
 
-    # no daemon: a thread that is stopped inside a compiler, as the process ends, crashes it
+    # not a daemon: a thread that is stopped inside a compiler crashes the process at its end
     thread = threading.Thread(target=work, name=f"compiles the gradient of {public}")
     thread.start()
     return thread
@@ -131,7 +131,7 @@ def launches(
     needed: tuple[bool, ...],
     device: torch.device,
 ) -> list[Launch]:
-    """The launches of a gradient, none of which is made; the arguments of the call are meta tensors.
+    """The launches that a gradient would make, found by running it on meta tensors.
 
     Args:
         needed: which of the arguments need a gradient.
@@ -150,7 +150,7 @@ def launches(
 
 
 def compilations(kernel: Built, *arguments: Any, device: torch.device) -> list[tuple[Any, Callable[[], Any]]]:
-    """The functions for Triton that a launch takes, each with what compiles it."""
+    """The Triton functions of a launch, each with the call that compiles it."""
     given = [
         Described(a.dtype, a.shape, a.stride(), device) if isinstance(a, torch.Tensor) else a
         for a in arguments

@@ -1,8 +1,8 @@
-"""Products of many small matrices in PyTorch: an element's bits are its own.
+"""Products of many small matrices in PyTorch, whose bits do not depend on the other matrices.
 
-A BLAS takes the order of a sum from the sizes, from where factors and results lie, and from how many products
-there are for its threads.  So every element begins at a 64-byte boundary, and there are at least as many as
-threads; on a GPU always equally many.
+A BLAS chooses the order of a sum by the sizes, by the alignment of factors and results, and by the number of
+products for its threads.  So every matrix begins at a 64-byte boundary, and there are at least as many as
+threads; on a GPU always the same number.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from helion_sinkhorn.runtime.pieces import ENTRIES
 
 BOUNDARY = 64
 LONGEST = 512
-"""The most terms that a BLAS adds in one sum: a longer sum is made in parts."""
+"""The most terms that a BLAS adds in one sum; longer sums are split."""
 
 
 def fewest(entries: int, device: torch.device) -> int:
@@ -28,14 +28,14 @@ def fewest(entries: int, device: torch.device) -> int:
 def products(
     a: torch.Tensor, b: torch.Tensor, least: int, turn_a: bool = False, turn_b: bool = False
 ) -> torch.Tensor:
-    """a @ b for (T, n, k) and (T, k, m), each given as its transpose where it is to be turned.
+    """a @ b for (T, n, k) and (T, k, m); with `turn_a` or `turn_b` that factor comes transposed.
 
     Args:
-        least: what `fewest` says, also to `pieces`.
+        least: the number of `fewest`, which `pieces` gets too.
     """
     count, columns = a.size(0), b.size(1 if turn_b else 2)
     rows = a.size(2 if turn_a else 1)
-    # the result's elements begin at boundaries too
+    # the elements of the result begin at boundaries too
     unit = BOUNDARY // a.element_size()
     step = unit // math.gcd(rows, unit)
     width = -(-columns // step) * step
@@ -58,7 +58,9 @@ def _sums(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _placed(t: torch.Tensor, rows: int, columns: int, least: int) -> torch.Tensor:
-    """t (T, n, k) padded with zeros, so that each element begins at a boundary and there are so many."""
+    """t (T, n, k) padded with zeros to (`least` or more, rows, columns), each element beginning at a
+    boundary.
+    """
     count, (n, k), unit = t.size(0), t.shape[1:], BOUNDARY // t.element_size()
     many = max(count, least)
     begins = t.is_contiguous() and t.data_ptr() % BOUNDARY == 0 and (count == 1 or n * k % unit == 0)

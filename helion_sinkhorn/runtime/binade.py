@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 FORMATS = {torch.float32: (torch.int32, 8, 23), torch.float64: (torch.int64, 11, 52)}
-"""The integer of the same width, and the bits of the exponent and of the mantissa."""
+"""By dtype: the integer dtype of the same width, the bits of the exponent and those of the mantissa."""
 
 
 def binade(x):

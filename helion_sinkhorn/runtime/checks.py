@@ -1,4 +1,4 @@
-"""What every public function checks alike: its tensors, its options, and which implementation computes it."""
+"""Checks that all public functions share: tensors, options and the choice of the implementation."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def type_of(x: object) -> str:
 
 
 def _converted(name: str, x: object) -> str:
-    """How a message says that an array of another package becomes a tensor, if it is one."""
+    """The part of a message that says how an array of another package becomes a tensor."""
     if (type(x).__module__, type(x).__name__) == ("numpy", "ndarray"):
         return f": torch.from_numpy({name})"
     return f": torch.from_dlpack({name})" if hasattr(x, "__dlpack__") else ""
 
 
 def as_int(value: object) -> object:
-    """The int that an integer of another package is, such as one of numpy; anything else as it is."""
-    # a tensor's would wait for its device
+    """An integer of another package, such as numpy, as an int; anything else unchanged."""
+    # __index__ of a tensor would wait for its device
     if type(value) in (int, bool) or isinstance(value, torch.Tensor):
         return value
     try:
@@ -69,7 +69,7 @@ def check_same_dtype(name: str, x: torch.Tensor, first: str, other: torch.Tensor
 
 
 def check_same_device(name: str, x: torch.Tensor, first: str, other: torch.Tensor) -> None:
-    """Raise ValueError unless x is where the argument named first is."""
+    """Raise ValueError unless x is on the device of the argument named first."""
     if x.device != other.device:
         raise ValueError(
             f"{name} is on {x.device}, {first} on {other.device}; move one, so that all are together"
@@ -81,7 +81,7 @@ def refuse_shape(name: str, x: torch.Tensor, expected: tuple[int, ...], accepted
 
     Args:
         accepted: what to pass, in words.
-        why: the end of the message, where x has no axis too many.
+        why: the end of the message, unless x has too many axes.
     """
     for axis in range(-1, -x.dim() - 1, -1):
         without = list(x.shape)
@@ -109,7 +109,7 @@ def check_number(name: str, value: object, accepted: str) -> None:
 def check_finite(name: str, value: object, accepted: str = "a finite float") -> None:
     """Raise TypeError unless value is an int or a float, ValueError unless it is finite."""
     check_number(name, value, accepted)
-    # not math.isfinite: a compiler with dynamic shapes has a symbol here
+    # math.isfinite fails on the symbol that a compiler with dynamic shapes has here
     if not -math.inf < value < math.inf:
         raise ValueError(f"{name} is {float(value)}; pass {accepted}")
 
@@ -117,7 +117,7 @@ def check_finite(name: str, value: object, accepted: str = "a finite float") -> 
 def check_int(name: str, value: object, least: int, most: int | None = None, what: str = "") -> int:
     """value as an int; raise TypeError unless it is one, ValueError unless it is from `least` to `most`.
 
-    `what` says what the int counts where the name does not.
+    `what` says what the int counts if its name does not.
     """
     accepted = f"an int of at least {least}" if most is None else f"an int from {least} to {most}"
     accepted += f", {what}" if what else ""
@@ -125,7 +125,7 @@ def check_int(name: str, value: object, least: int, most: int | None = None, wha
     if isinstance(found, bool) or not isinstance(found, int):
         raise TypeError(f"{name} is {value!r}; pass {accepted}")
     if found < least or (most is not None and found > most):
-        # a compiler's symbol prints only when it is converted
+        # a compiler's symbol has to be converted to be printed
         raise ValueError(f"{name} is {int(found)}; pass {accepted}")
     return found
 
@@ -139,7 +139,7 @@ def check_flag(name: str, value: object) -> None:
 def check_implementation(value: object) -> str:
     """One of IMPLEMENTATIONS, "pytorch" for its old name "reference"; raise ValueError for another.
 
-    Every function begins with it, so it is here that torch.jit.trace is refused: NotImplementedError.
+    Every function calls it first, so it also refuses torch.jit.trace, by NotImplementedError.
     """
     if _is_tracing():
         raise NotImplementedError(
@@ -164,8 +164,8 @@ def implementation_for(
     """ "helion" or "pytorch" for a call on x.
 
     Args:
-        beyond: says which limit of the kernels the call is beyond, if it is.  It is called for an error
-            alone: where a compiler traces for many sizes, a sentence that names one would fix it.
+        beyond: says which limit of the kernels the call exceeds, if any.  It is called only for an error,
+            because a compiler that traces for many sizes would fix a size that a sentence names.
 
     Raises:
         NotImplementedError: "helion" was requested, and the kernels do not take the call.

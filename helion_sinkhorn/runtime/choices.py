@@ -1,4 +1,4 @@
-"""Which config a call gets, and what is done where a stored one is refused."""
+"""Which config a call gets, and what happens when a stored one is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helion_sinkhorn.runtime.kernel import Choice, Kernel, default_choice, in_sp
 
 log = logging.getLogger("helion_sinkhorn")
 refused: set[tuple[Choice, Any, Device]] = set()
-"""Stored choices that did not run, each for one call of one device."""
+"""Stored choices that failed to run, each for one call on one device."""
 NOT_OF_A_CONFIG = "out of memory", "illegal memory access", "launch failure", "device-side assert"
 """Words of errors that any config would raise: memory is full, or an earlier kernel failed."""
 _saying = threading.Lock()
@@ -24,8 +24,9 @@ _saying = threading.Lock()
 
 @functools.lru_cache(maxsize=4096)
 def choose(kernel: Kernel, call: Any, batch: int, device: Device) -> Choice:
-    """The config stored for a call of a kernel, or for a similar one, if it is in the kernel's space for this
-    call; else the default."""
+    """The config stored for a call or a similar one, if it is in the kernel's space for this call; else the
+    default.
+    """
     batch = kernel.batch(call, batch)
     found = ((key, lookup(device, kernel.name, key, batch)) for key in kernel.keys(call))
     key, entry = next((pair for pair in found if pair[1] is not None), (call.key, None))
@@ -42,10 +43,10 @@ def choose(kernel: Kernel, call: Any, batch: int, device: Device) -> Choice:
 
 
 def refuse(choice: Choice, call: Any, device: Device, refusal: Exception) -> None:
-    """Use a stored choice that did not run no more for a call.
+    """Do not use a stored choice again for a call in which it failed to run.
 
     Raises:
-        Exception: the refusal itself, where the choice was not a stored one or is not to blame.
+        Exception: the refusal itself, if the choice was not a stored one or another config would fail too.
     """
     if not choice.stored or not is_of_the_config(refusal):
         raise refusal
@@ -64,8 +65,8 @@ def take_out(choice: Choice, call: Any, device: Device, refusal: Exception) -> N
 def is_of_the_config(refusal: Exception) -> bool:
     """Whether another config may run where this error was raised.
 
-    None does where memory or a disk is full or an earlier kernel failed, nor in the capture of a CUDA graph,
-    where no new program can be loaded: the call has to be made once before the capture.
+    No config runs if memory or a disk is full or an earlier kernel failed.  In the capture of a CUDA graph no
+    new program can be loaded, so the call has to be made once before the capture.
     """
     if isinstance(refusal, (torch.OutOfMemoryError, OSError)):
         return False
@@ -76,7 +77,7 @@ def is_of_the_config(refusal: Exception) -> bool:
 
 @functools.cache
 def say_untuned(device: Device, name: str) -> None:
-    """Once a process: nothing is stored for a call that the tuner would cover."""
+    """Warn once a process that nothing is stored for a call that the tuner covers."""
     log.warning(
         "%s is not tuned for %s and runs with its default config; `make tune DEVICE=%s KERNEL=%s` tunes it",
         name, device.key, device.key, name,
@@ -85,7 +86,7 @@ def say_untuned(device: Device, name: str) -> None:
 
 @functools.cache
 def say_far(device: Device, name: str, batches: str) -> None:
-    """Once a process: what is stored is for other batches, which tuning again would not change."""
+    """Log once a process that stored configs are for other batches; tuning again would not change that."""
     log.info(
         "%s is tuned for %s at batch %s, each more than 4 times away from that of some calls: these run with "
         "its default config", name, device.key, batches,

@@ -1,8 +1,8 @@
-"""What torch's cache on disk sees of the Python behind an operator.
+"""A digest of this package's sources in the key of torch's cache on disk.
 
-Its key has the graph that Dynamo made, with the names of operators and not their gradients: a process would
-get the backward that another version of this package had.  So Dynamo's graphs hold a twin of each operator
-with a digest of our sources as one more argument, which AOTAutograd takes apart into the operator itself.
+That key has the graph that Dynamo made, with the names of operators but not their gradients, so a process
+could get the backward of another version of this package.  Dynamo's graphs therefore hold a twin of each
+operator, whose last argument is the digest; AOTAutograd replaces the twin by the operator itself.
 """
 
 from __future__ import annotations

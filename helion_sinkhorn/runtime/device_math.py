@@ -27,17 +27,18 @@ def is_padded(k):
 
 
 def joined(parts):
-    """(.., 2, .., 2) from 2^k tensors, the last axis the lowest bit of their number; threads keep their
-    entries."""
+    """2^k tensors as one with k more axes of 2, the last of which is the lowest bit of the tensor's number;
+    each thread keeps its entries.
+    """
     return parts[0] if len(parts) == 1 else hl.join(joined(parts[0::2]), joined(parts[1::2]))
 
 
 def multiply_add(a, b, c, how):
     """a b + c elementwise, rounded once; c has the shape of the result.
 
-    Left to the compiler, some places of a block are fused and others not, and a token's bits depend on where
-    it stands.  On AMD the instruction is LLVM's own: a matrix instruction's registers must rest for up to 20
-    wait states, and LLVM puts none before inline assembly.
+    A compiler may fuse at some places of a block and not at others, so that a token's bits depend on its
+    place.  On AMD the instruction is LLVM's own: the result of a matrix instruction may be read only after up
+    to 20 wait states, and LLVM puts none before inline assembly.
     """
     if how == "ptx":
         asm, registers = "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f"
@@ -48,16 +49,16 @@ def multiply_add(a, b, c, how):
 
 
 def computed_once(x, how):
-    """x in float32 as it is, by an instruction that no compiler repeats.
+    """x in float32, moved by an instruction that no compiler repeats.
 
-    Triton makes what a matrix product takes in the product's own order of registers, and all that it depends
-    on with it: once more for every warp that shares a row.  Behind this it exchanges the result instead.
+    Triton computes an operand of a matrix product, and all that the operand depends on, in the product's own
+    layout: once for every warp that shares a row.  With this move it exchanges the result instead.
     """
     return moved(x, how, is_pure=False)
 
 
 def moved(x, how, is_pure=True):
-    """x in float32 by a move, which compilers take for an unknown number: no product of theirs, and not 1."""
+    """x in float32, moved so that compilers do not know its value, such as 1, or that it is a product."""
     if how == "ptx":
         asm, registers = "mov.b32 $0, $1;", "=f,f"
     elif how == "gcn":
@@ -68,16 +69,16 @@ def moved(x, how, is_pure=True):
 
 
 def negative_zero():
-    """-0 in Triton's language, which up to 3.8 makes +0 of the literal: compilers keep additions of +0."""
+    """-0, which Triton up to 3.8 does not make of the literal -0.0; compilers keep an addition of +0."""
     return "-0.0" if triton_version() >= (3, 9) else "-tl.full([], 0.0, tl.float32)"
 
 
 def summed_in_order(x, axis, k, like):
-    """The sum of x over an axis of k entries, one after the other, as a tensor like `like`.
+    """The sum of x over an axis of k entries, added one after the other, as a tensor like `like`.
 
-    All entries of the axis must lie in one thread.  Up to 3.7 Triton adds them so.  From 3.8 on it is the
-    last of the running sums: a thread makes them one after the other, and compilers drop the additions of -0
-    to it.
+    All entries of the axis must lie in one thread.  Triton up to 3.7 adds them in order.  From 3.8 on the
+    result is the last of the running sums, which a thread computes in order; compilers drop the additions of
+    -0.
     """
     if triton_version() < (3, 8):
         return hl.inline_triton(f"tl.sum({{0}}, {axis})", (x,), like)

@@ -1,4 +1,4 @@
-"""The shortest way through autograd, for calls that are eager and that no transform sees."""
+"""A shorter way through autograd, for eager calls without a transform."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Upcoming(threading.local):
     call: tuple[type[torch.autograd.Function], Callable[..., Any], str, Sequence[Any]] | None = None
     """The call whose forward this thread is in: Function, what computes it, public name, arguments."""
     notes: bool = False
-    """Whether operators on meta tensors make their launches, which are noted."""
+    """Whether operators on meta tensors go as far as their launches, which are then recorded."""
 
 
 upcoming = Upcoming()
@@ -27,13 +27,13 @@ def apply_directly(
     run: Callable[..., Any],
     public: str,
 ) -> None:
-    """Let a Function's apply take a shorter way with arguments that are eager and that no transform sees.
+    """Let a Function's apply take a shorter way in eager calls without a transform.
 
-    On a CPU that takes 4 us, and torch.autograd.Function.apply with a setup_context 9: it binds the arguments
-    and looks for transforms, in Python.
+    On a CPU this takes 4 us. torch.autograd.Function.apply with a setup_context takes 9 us, because it binds
+    the arguments and looks for transforms in Python.
 
     Args:
-        function: with a setup_context, and maybe `rarely_used`, results that mostly get no gradient.
+        function: has a setup_context, and may have `rarely_used`, the results that mostly get no gradient.
         call: what `define` returned; its `is_eager` decides.
         run: the forward without the dispatcher.
         public: the function's name for users, which grad_fn shows.

@@ -1,4 +1,4 @@
-"""A hash of the source that a function reaches: what was tuned or generated for another source is stale."""
+"""A hash of the source that a function reaches, by which stale configs and programs are found."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
 HOST = PACKAGE / "configs"
-"""Kernels ask it for Triton's version, which is in every entry's key: how it is found does not count."""
+"""Left out: kernels take only Triton's version from it, and that is in the key of every entry."""
 
 
 def without_docstrings(tree: ast.AST) -> ast.AST:
@@ -21,7 +21,9 @@ def without_docstrings(tree: ast.AST) -> ast.AST:
 
 
 def structure(value: object) -> object:
-    """A syntax tree as nested tuples, alike under every Python: fields that newer ones added are empty."""
+    """A syntax tree as nested tuples, equal under every Python: empty fields, which newer ones add, are left
+    out.
+    """
     if isinstance(value, list):
         return tuple(map(structure, value))
     if not isinstance(value, ast.AST):
@@ -34,7 +36,7 @@ def structure(value: object) -> object:
 
 @functools.cache
 def definitions(path: Path, source: str | None = None) -> dict[str, ast.AST]:
-    """What a module defines or imports, by name; `source` is taken for its text."""
+    """What a module defines or imports, by name; `source` replaces its text."""
     found = {}
     for node in without_docstrings(ast.parse(path.read_text() if source is None else source)).body:
         if isinstance(node, ast.ImportFrom):
@@ -56,8 +58,8 @@ def fingerprint_of(function: str, sources: tuple[tuple[str, str], ...] = ()) -> 
     """Sixteen hex digits that change with the code a function runs, not with its comments, layout or module.
 
     Args:
-        function: "module:name"; what it reaches counts, in the modules it is imported from too.
-        sources: (file within the package, text) to take for modules.
+        function: "module:name"; the hash follows its imports to other modules.
+        sources: (file within the package, text) that replaces the text of a module.
     """
     texts = dict(sources)
     module, _, body = function.partition(":")

@@ -19,7 +19,7 @@ _before: list[tuple[Any, str]] = []
 class float32_products(contextlib.ContextDecorator):
     """Round no factor of a product to TF32 or bfloat16, which `torch.set_float32_matmul_precision` may allow.
 
-    The setting is the process's: meanwhile it holds in other threads too, and the last to leave restores it.
+    The setting is the process's, so it holds in other threads too until the last thread leaves this block.
     """
 
     def __enter__(self) -> None:
@@ -43,7 +43,7 @@ class float32_products(contextlib.ContextDecorator):
 def raised(backend: Any) -> str:
     """Set a backend to float32 and return the setting that restores it.
 
-    A backend without a setting of its own shows that of all backends, and is to follow it further.
+    A backend without a setting of its own reports that of all backends, and has to keep following it.
     """
     before = backend.fp32_precision
     backend.fp32_precision = "none"

@@ -1,7 +1,7 @@
-"""Gradients of registered operators that functorch's transforms take, under a compiler too.
+"""Gradients of registered operators for functorch's transforms, with and without a compiler.
 
 `torch.library.register_autograd` makes an autograd.Function without setup_context, which torch.func.grad
-refuses, and Dynamo puts the registered operator into what it compiles within such a transform.
+refuses; Dynamo puts the registered operator into what it compiles inside such a transform.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def register_gradient(
     Args:
         name: "helion_sinkhorn::operator".
         call: what `torch_op.define` returned for it.
-        gradient: (ctx, *gradients of the results) -> a tuple, None for what is no tensor.
+        gradient: (ctx, *gradients of the results) -> a tuple, with None for arguments that are no tensors.
         setup_context: (ctx, inputs, output), as of an autograd.Function.
     """
     operator = getattr(getattr(torch.ops, NAMESPACE), name.split("::")[1]).default
@@ -35,16 +35,16 @@ def register_gradient(
     def below(keys, *arguments):
         with torch._C._AutoDispatchBelowAutograd():
             if call.is_eager(*arguments):
-                # this does all that the dispatcher would do, without its way through C++
+                # does what the dispatcher would do, without going through C++
                 return call.run(*arguments)
             return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
     class Registered(torch.autograd.function._SingleLevelFunction):
-        """One level of differentiation: the dispatcher calls it at each that wants one."""
+        """One level of differentiation, which the dispatcher calls at each level that needs a gradient."""
 
         @staticmethod
         def forward(ctx, *given):
-            # the keys stand last: ctx numbers what needs a gradient as the operator numbers its arguments
+            # the keys come last, so that ctx.needs_input_grad has the operator's numbers of arguments
             *arguments, keys = given
             output = below(keys, *arguments)
             if setup_context is not None:
@@ -55,7 +55,7 @@ def register_gradient(
         def backward(ctx, *gradients):
             return *gradient(ctx, *gradients), None
 
-        # of Function alone; compiled autograd asks for it
+        # only a Function has it, and compiled autograd reads it
         _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
 
     def differentiated(keys, *arguments):

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choice:
-    """A kernel with everything a launch needs to know, and where that came from."""
+    """The config and the variant of a kernel, and where they came from."""
 
     kernel: str
     config: Items
     variant: Items
     source: str
     stored: bool = False
-    """Whether it was looked up, and not the kernel's default or named by the caller."""
+    """Whether it is a stored one, and neither the kernel's default nor named by the caller."""
     measured: bool = field(default=False, compare=False)
-    """Whether it was timed on the very device that it was looked up for, and not on one of its family."""
+    """Whether it was timed on this device, and not on another of its family."""
 
     def __str__(self) -> str:
         values = ", ".join(f"{k}={v}" for k, v in (*self.config, *self.variant))
@@ -49,23 +49,24 @@ class Kernel:
     call: type[Any]
     """What its configs are chosen for: hashable, of JSON values, with `key`, `of(key)` and `dtype`."""
     default: Callable[[Any, Device], tuple[Items, Items]]
-    """(config, variant) for a call that nothing was tuned for."""
+    """(config, variant) of a call without a stored config."""
     space: Callable[[Any, Device], tuple[Grid, ...]]
     """What the tuner tries: the product of each grid's values."""
     facts: Callable[..., tuple[Any, ...]]
-    """(what is chosen, call, *values of a launch): the numbers and the constants that the body takes."""
+    """(choice, call, *values of a launch) -> the numbers and the constants that the body takes."""
     products: str = "ieee"
     """How NVIDIA multiplies float32 matrices: "ieee", or "tf32x3", three products of parts, to 2^-21."""
     traits: frozenset[str] = frozenset()
-    """What checks of machine code ask: "normalises" matrices by reciprocals, has "gates" beside them,
-    "returns float32" whatever the dtype, takes "norms" by square root and division, or divides by scales,
-    "splits" numbers."""
+    """For the rules of machine code: the kernel "normalises" matrices by reciprocals, has "gates" beside
+    them, "returns float32" whatever the dtype, divides by "norms" or scales, or "splits" numbers.
+    """
     similar: Callable[[Any], Any] | None = None
-    """A call that is tuned, whose configs are as good as any for a call that is not."""
+    """A tuned call whose configs a call that is not tuned may use."""
     size: Callable[[Any], int] | None = None
-    """The size of a launch that does not depend on the batch, such as the rows of fn; None where it does."""
+    """The size of a launch where it does not depend on the batch, such as the rows of fn; else None."""
     numbers: int = 0
-    """How many of `facts`, the first, are numbers at run time: Helion's code is one for all their values."""
+    """How many of `facts`, from the first, are run-time numbers; generated code is the same for all values.
+    """
 
     def after_tensors(self, *given: Any) -> tuple[Any, ...]:
         """What the body takes after its tensors: the numbers, and one record of the constants."""
@@ -73,16 +74,16 @@ class Kernel:
         return *facts[: self.numbers], facts[self.numbers :]
 
     def keys(self, call: Any) -> list[Key]:
-        """What the config of a call is looked up by, the best first."""
+        """The keys by which the config of a call is looked up, the best first."""
         return [call.key] if self.similar is None else [call.key, self.similar(call).key]
 
     def batch(self, call: Any, batch: int) -> int:
-        """The batch that a config is tuned and looked up for, in a call of so many matrices or tokens."""
+        """The batch by which a config is tuned and looked up, for this many matrices or tokens."""
         return batch if self.size is None else self.size(call)
 
 
 def default_choice(kernel: Kernel, call: Any, device: Device) -> Choice:
-    """The config of a call that nothing was tuned for."""
+    """The default config of a call."""
     return Choice(kernel.name, *kernel.default(call, device), "the kernel's default")
 
 
@@ -105,7 +106,7 @@ def candidates(kernel: Kernel, call: Any, device: Device) -> tuple[Choice, ...]:
 def in_space(kernel: Kernel, choice: Choice, call: Any, device: Device) -> bool:
     """Whether the kernel's space for this call on this device holds the choice, types of values included.
 
-    No other variant may be launched: many are no error anywhere, and a count of -4 writes nothing.
+    No other variant may be launched, because many raise no error: a count of -4 just writes nothing.
     """
 
     def exactly(c: Choice) -> str:
@@ -116,7 +117,7 @@ def in_space(kernel: Kernel, choice: Choice, call: Any, device: Device) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """A kernel with a fixed config: nothing is ever autotuned by a call."""
+    """A kernel with a fixed config, so that no call ever tunes."""
 
     kernel: Kernel
     config: Items
@@ -140,7 +141,7 @@ class Built:
             config=helion.Config(**values),
             static_shapes=False,
             dot_precision="ieee" if torch.version.hip else self.kernel.products,
-            # Helion takes `x is not None` for a tensor operation on the host and warns of it
+            # Helion warns of `x is not None`, which it takes for a tensor operation on the host
             ignore_warnings=[helion.exc.TensorOperationInWrapper],
             **mode,
         )
@@ -148,5 +149,5 @@ class Built:
 
 @functools.cache
 def build(kernel: Kernel, config: Items, interpret: bool = False) -> Built:
-    """The one Built of these: what was generated for it is found by identity."""
+    """The only Built of these arguments; generated code is found by its identity."""
     return Built(kernel, config, interpret or os.environ.get("HELION_INTERPRET") == "1")

@@ -1,6 +1,6 @@
-"""The one way to a launch: the launch kept for calls like it, or one with the config that is chosen now.
+"""Every launch of this package: a kept one of an earlier call like it, or one with a config chosen now.
 
-`launching_with` lets a tuner, a compiler or an emulator make the launches of its context in another way.
+Under `launching_with` a tuner, a compiler or an emulator makes the launches in another way.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def index_of(x: torch.Tensor) -> int | None:
 def device_at(index: int | None) -> tuple[Device, str, bool]:
     """The device row of cuda:index, its reciprocal, and whether bodies are interpreted.
 
-    None is a CPU, which interprets them with an H200's configs.
+    None is a CPU, which interprets bodies with an H200's configs.
     """
     if index is None:
         return DEVICES["h200"], "full", True
@@ -78,7 +78,7 @@ _launcher: ContextVar[Launcher] = ContextVar("launcher", default=DIRECT)
 
 @contextlib.contextmanager
 def launching_with(launcher: Launcher) -> Iterator[None]:
-    """Launches of this context are made by `launcher`, and none that was kept before."""
+    """In this block `launcher` makes all launches, and no kept launch is used."""
     token = _launcher.set(launcher)
     try:
         yield
@@ -87,12 +87,12 @@ def launching_with(launcher: Launcher) -> Iterator[None]:
 
 
 def device_of(x: torch.Tensor) -> Device:
-    """The device row by which launches on x are chosen."""
+    """The device row by which configs for x are chosen."""
     return _launcher.get().device_at(index_of(x))[0]
 
 
 def chosen_for(kernel: Kernel, call: Any, batch: int, x: torch.Tensor) -> Choice:
-    """The config that a call of a kernel gets where x is, if its caller names none."""
+    """The config that a call of a kernel gets on the device of x, if the caller names none."""
     return choose(kernel, call, batch, device_of(x))
 
 
@@ -111,13 +111,14 @@ def launch(
     Args:
         kernel: its row; its body takes `kernel.after_tensors(chosen, call, *values)`.
         call: what its config is chosen for; it follows from the layouts and the values.
-        tensors: what it reads and writes; those of a kept launch differ in nothing but their addresses.
-        values: of this call alone; with the layouts and the choice they are all that a launch depends on.
-        batch: the number of matrices or tokens, which its config is looked up by.
+        tensors: what it reads and writes; a kept launch is used for tensors that differ only in their
+            addresses.
+        values: of this call; a launch depends on nothing else but the layouts and the choice.
+        batch: the number of matrices or tokens, by which its config is looked up.
         choice: a config that the caller names, in place of a stored one.
         views: the tensors as the program of a config takes them; as they are if None.
-        layouts: what decides the layouts of all tensors, where a part of `layout_key` does; that takes 1 us
-            for three tensors.
+        layouts: a shorter key than `layout_key` that decides the layouts of all tensors; `layout_key` takes 1
+            us for three tensors.
     """
     key = launch_key(kernel, layouts or layout_key(*tensors), values, choice)
     if launch_kept(key, *tensors):
@@ -131,7 +132,7 @@ def launch(
 
 
 def launch_key(kernel: Kernel, layouts: Hashable, values: tuple[Any, ...], choice: Choice | None) -> Hashable:
-    """What a launch is kept under."""
+    """The key of a kept launch."""
     return kernel.name, layouts, values, choice
 
 
@@ -144,10 +145,10 @@ def repeated(
     batch: int,
     choice: Choice | None = None,
 ) -> Callable[..., None]:
-    """A function that launches a kernel once, on the slices that it is told of some tensors.
+    """A function that launches a kernel once, on the slices of some tensors that its arguments name.
 
-    `launch` makes the first launch.  The others repeat it with other addresses: no slice becomes a tensor,
-    and nothing is looked up.  A loop of such launches costs the host a third of one of `launch`.
+    `launch` makes the first launch.  The others repeat it with other addresses, without making tensors of the
+    slices and without look-ups: a loop costs the host a third of one with `launch`.
 
     Args:
         tensors: what the kernel reads and writes; of a stack, slices along its first axis.
@@ -183,8 +184,8 @@ def launch_chosen(
     make: Callable[[Chosen], None],
     choice: Choice | None = None,
 ) -> None:
-    """Make launches of a kernel where x is, with the config that is named or chosen; where a stored one is
-    refused, once more with the default.
+    """Make launches of a kernel on the device of x with the config that is named or chosen; if a stored one
+    is refused, again with the default.
 
     Args:
         make: makes the launches with what is chosen.
@@ -204,17 +205,17 @@ def launch_chosen(
 
 
 def run_once(chosen: Chosen, *arguments: Any) -> None:
-    """One launch, of which nothing is kept."""
+    """One launch that is not kept."""
     _launcher.get().run(chosen.kernel, *arguments)
 
 
 def layout_key(*tensors: torch.Tensor | None) -> Hashable:
-    """What calls have in common that one kept launch can make, as far as their tensors decide it."""
+    """The part of a kept launch's key that its tensors decide."""
     return tuple([None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors])
 
 
 def launch_kept(key: Hashable, *tensors: torch.Tensor | None) -> bool:
-    """Make the launch that was kept under this key, if there is one and it takes these addresses."""
+    """Make the launch that was kept under this key, if there is one and the addresses are aligned."""
     kept = _kept.get(key)
     if kept is None or _launcher.get() is not DIRECT:
         return False
@@ -226,14 +227,14 @@ def launch_kept(key: Hashable, *tensors: torch.Tensor | None) -> bool:
 
 
 def aligned(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether vector loads of them need no check."""
+    """Whether all start at a multiple of 16 bytes, so that vector loads work."""
     return not any([t.data_ptr() % VECTOR_BYTES for t in tensors])
 
 
 def run_and_keep(
     chosen: Chosen, views: Tensors, own: tuple[Any, ...], tensors: Tensors, key: Hashable
 ) -> None:
-    """One launch on views of the tensors; where they are no copies it is kept for the calls like it."""
+    """One launch on views of the tensors, kept for later calls like it if no view is a copy."""
     launcher = _launcher.get()
     launcher.run(chosen.kernel, *views, *own)
     in_place = all(
@@ -241,7 +242,7 @@ def run_and_keep(
         for v, t in zip(views, tensors, strict=True)
     )
     if launcher is DIRECT and in_place and key not in _kept and aligned(t for t in tensors if t is not None):
-        # a program of ever new shapes starts anew now and then
+        # a process with ever new shapes must not keep ever more
         if len(_kept) >= MOST_REPEATS:
             _kept.clear()
         _kept[key] = kept_launch(chosen.kernel, *views, *own)

@@ -1,9 +1,9 @@
-"""Gradients that a backward of this package made and that only the next backward of the same pass holds.
+"""Gradients that a backward of this package made, and that nobody but the next backward refers to.
 
-Such a gradient may be written over.  Autograd says of no tensor who else has it, so one is taken only if it
-is the very tensor that was noted, not a sum with others nor a view, and if nobody but the engine refers to
-it: a hook that keeps it is a reference in Python, a gradient that the caller requested too is one in C++, and
-a hook that keeps `gradient.detach()` is one to its memory alone.
+Such a gradient may be overwritten.  Autograd does not say who else has a tensor.  So it must be the tensor
+that was noted, neither a sum nor a view, and nobody but the engine may refer to it: a hook that keeps it
+refers to it in Python, a caller who requested this gradient in C++, and a hook that keeps `gradient.detach()`
+to its memory.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 
 _use_count = getattr(torch.Tensor, "_use_count", None)
 _storage_use_count = getattr(torch._C, "_storage_Use_Count", None)
-"""How many references a tensor has in C++, and its memory; older versions of torch do not tell."""
+"""The numbers of references in C++ to a tensor and to its memory; older versions of torch lack them."""
 
 
 class _Noted(threading.local):
-    """The gradient that a thread of autograd has made last."""
+    """The last gradient that each thread of autograd made."""
 
     made: weakref.ref[torch.Tensor] | None = None
 
@@ -30,14 +30,14 @@ _noted = _Noted()
 
 
 def note(gradient: torch.Tensor | None) -> None:
-    """Say that a backward made this gradient, in memory of its own."""
+    """Note that a backward made this gradient in memory of its own."""
     if torch.compiler.is_compiling():
         return
     _noted.made = None if gradient is None else weakref.ref(gradient)
 
 
 def is_own(gradient: torch.Tensor | None) -> bool:
-    """Whether a gradient that a backward was given, as its own argument, is nobody else's; asked once."""
+    """Whether nobody else has a gradient that a backward was given as an argument; answers once for each."""
     if torch.compiler.is_compiling():
         return False
     made, _noted.made = _noted.made, None
@@ -45,17 +45,17 @@ def is_own(gradient: torch.Tensor | None) -> bool:
         return False
     if _use_count is None or _storage_use_count is None:
         return False
-    # with a graph of its own the backward may be differentiated, and made again
+    # a backward with a graph may be differentiated, and run again
     if torch.is_grad_enabled() or not gradient.is_contiguous():
         return False
-    # what traces functions may hold what they have
+    # a tracer of functions may refer to their variables
     if sys.gettrace() is not None or sys.getprofile() is not None:
         return False
     return _holders(gradient) == _of_nobody_else()
 
 
 class _Probe(torch.autograd.Function):
-    """A backward that counts as `is_own` does, the holders of a gradient that is nobody else's."""
+    """A backward that counts, as `is_own` does, the references to a gradient that nobody else has."""
 
     @staticmethod
     def forward(ctx, x, found):
@@ -83,16 +83,16 @@ def _counted(gradient: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _holders(gradient: torch.Tensor) -> tuple[int, int, int]:
-    """How many refer to a tensor in Python, to it in C++, and to its memory."""
+    """The numbers of references to a tensor in Python, to it in C++, and to its memory."""
     memory = _storage_use_count(gradient.untyped_storage()._cdata)
     return sys.getrefcount(gradient), _use_count(gradient), memory
 
 
 @functools.cache
 def _of_nobody_else() -> tuple[int, int, int]:
-    """The holders of a gradient that nobody else has: their numbers differ between versions.
+    """The references to a gradient that nobody else has, which depend on the versions of torch and Python.
 
-    They are counted in a thread of its own, which no mode of the first caller reaches.
+    They are counted in a new thread, where no mode of the first caller is active.
     """
     found: list[tuple[int, int, int]] = []
 

@@ -1,4 +1,4 @@
-"""Vectorised PyTorch over many tokens: little memory beside the results, bits of a token that are its own."""
+"""Vectorised PyTorch over many tokens, with little memory and bits that do not depend on other tokens."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 
 ENTRIES = 1 << 18
-"""Entries of the streams worked on at a time: 1 MB of float32 for each temporary tensor."""
+"""Entries of the streams in one piece: 1 MB of float32 for each temporary tensor."""
 SHORT = 16
-"""Entries of a line that are summed by halves: a vector of AVX-512, which torch.sum begins with."""
+"""Up to so many entries a line is summed by halves: a vector of AVX-512, which torch.sum begins with."""
 GRAIN = 32768
 """Entries from which on torch shares one sum between threads."""
 
@@ -20,15 +20,15 @@ def computing(dtype: torch.dtype) -> torch.dtype:
 
 
 def pieces(tokens: int, entries: int, least: int = 1) -> Iterator[slice]:
-    """Slices of the tokens, by the entries of a token; all but the last have at least so many tokens."""
+    """Slices of the tokens by the entries of a token; all but the last have at least `least` tokens."""
     step = max(least, ENTRIES // max(1, entries))
     return (slice(start, start + step) for start in range(0, tokens, step))
 
 
 def halves(terms: torch.Tensor, axis: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Views of terms: each second one added to its first, in turn, leaves the sum over the axis at index 0.
+    """Pairs of views of terms; adding each second to its first, in order, leaves the axis's sum at index 0.
 
-    torch.sum takes the order of its additions from the shape of the whole tensor, and with it a token's bits.
+    torch.sum chooses the order of additions, and with it a token's bits, by the shape of the whole tensor.
     """
     found = []
     while terms.size(axis) > 1:
@@ -39,16 +39,16 @@ def halves(terms: torch.Tensor, axis: int) -> list[tuple[torch.Tensor, torch.Ten
 
 
 def sum_over(terms: torch.Tensor, axis: int) -> torch.Tensor:
-    """The sum over an axis, by halves; terms are lost."""
+    """The sum over an axis, by halves; overwrites terms."""
     for into, other in halves(terms, axis):
         into.add_(other)
     return terms.select(axis, 0)
 
 
 def sum_last(terms: torch.Tensor) -> torch.Tensor:
-    """The sum over the last dimension of terms, which are lost."""
-    # on a CPU torch.sum adds each contiguous line alone; not short ones, nor a single one on many threads
+    """The sum over the last dimension of terms, which it may overwrite."""
+    # on a CPU torch.sum adds each contiguous line by itself, except short ones and a single one on threads
     if terms.device.type == "cpu" and SHORT <= terms.size(-1) < GRAIN:
-        # products keep the strides of strided factors, and sums take their order from them
+        # products keep the strides of their factors, which decide the order of sums
         return terms.contiguous().sum(-1)
     return sum_over(terms, -1)

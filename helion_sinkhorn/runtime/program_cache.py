@@ -1,8 +1,7 @@
-"""Generated code kept on disk, where later processes find it without Helion.
+"""Generated code on disk, which later processes run without Helion.
 
 A file is executed only if it and its folder belong to this user, nobody else may write them, and its first
-line is the hash of the rest.  Whatever else is there is ignored, and replaced by the next process that
-generates it.
+line is the hash of the rest.  Any other file is ignored, and the next process that generates it replaces it.
 """
 
 from __future__ import annotations
@@ -29,31 +28,31 @@ from helion_sinkhorn.runtime.standalone import load
 
 log = logging.getLogger("helion_sinkhorn")
 PARTIAL = re.compile(r"\.\w+\.[0-9a-f]{40}\.\w{8}\.tmp")
-"""Names of programs that are being written, by `file_name` and `configs.atomic.replace`."""
+"""Names of files that `configs.atomic.replace` is writing for a `file_name`."""
 ABANDONED_S = 3600
 ROOMS = ("ops", "runtime")
 """Folders of the package that hold the kernels, and what makes code of them."""
 
 
 def folder() -> Path | None:
-    """The folder of generated code; None where HELION_SINKHORN_CACHE_DIR is "off" or there is no place."""
+    """The folder of generated code; None if HELION_SINKHORN_CACHE_DIR is "off" or the user has no home."""
     named = settings.CACHE_DIR
     if named == "off" or os.name != "posix":
         return None
     if named:
         return Path(os.path.abspath(os.path.expanduser(named)))
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # relative where this user has no home
+    # the path is relative if this user has no home
     base = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
     return Path(base) / "helion_sinkhorn" if os.path.isabs(base) else None
 
 
 def file_name(kernel: str, decided: Iterable[object], device: torch.device) -> str:
-    """The file of one program: another one wherever anything differs that its code depends on.
+    """The file name of one program, which differs wherever anything differs that its code depends on.
 
     Args:
-        kernel: its name, by which people find the file.
-        decided: what the program was generated for; of each the repr counts.
+        kernel: its name, so that people find the file.
+        decided: what the program was generated for, each by its repr.
         device: of its tensors.
     """
     text = repr((kernel, *decided, sources(), versions(), target(device)))
@@ -68,19 +67,19 @@ def sources() -> str:
     return hashlib.sha256(b"\0".join([path.read_bytes() for path in paths])).hexdigest()
 
 
-# before any kernel is imported: what is imported later is compared with it
+# called before any kernel is imported, to notice a change of the source in between
 sources()
 _edited = threading.Event()
 
 
 def is_unchanged() -> bool:
-    """Whether the source on disk is the one that names programs, and was at every earlier call.
+    """Whether the source on disk has never changed since it named the first program.
 
-    After an edit or an upgrade during this process, its modules may come from either source.
+    After an edit or an upgrade this process may have imported modules of both sources.
     """
     try:
         same = sources.__wrapped__() == sources()
-    except OSError:  # a file that goes while it is read
+    except OSError:  # a file that is removed while it is read
         same = False
     if not same and not _edited.is_set():
         _edited.set()
@@ -112,7 +111,7 @@ def changing() -> list[tuple[str, str]]:
 
 
 def target(device: torch.device) -> tuple[object, ...]:
-    """What Helion asks about a device."""
+    """The properties of a device that decide generated code."""
     if device.type != "cuda":
         return (device.type,)
     found = torch.cuda.get_device_properties(device)
@@ -127,7 +126,7 @@ def is_ours(found: os.stat_result) -> bool:
 
 @functools.cache
 def say_foreign(path: Path) -> None:
-    """Once a process: what is kept there is not executed."""
+    """Warn once a process that nothing in this folder is executed."""
     log.warning(
         "%s belongs to another user, or others may write it: nothing that is kept there is executed, and "
         "Helion generates code in every process. chmod go-w it, or name another folder by "
@@ -136,7 +135,7 @@ def say_foreign(path: Path) -> None:
 
 
 def _content(name: str) -> bytes:
-    """What a file holds that may be executed.
+    """The content of a file that may be executed.
 
     Raises:
         OSError: there is none.
@@ -144,7 +143,7 @@ def _content(name: str) -> bytes:
     at = folder()
     if at is None:
         raise FileNotFoundError
-    # what was checked is what is read: by descriptors, whoever renames what meanwhile
+    # descriptors make sure that the checked file is read, even if somebody renames files meanwhile
     inside = os.open(at, os.O_RDONLY | os.O_DIRECTORY)
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=inside)
@@ -166,7 +165,7 @@ def _heading(code: str) -> str:
 
 
 def kept(name: str, host: str) -> Callable[..., Any] | None:
-    """The host function of a kept program, None where there is none that may be executed.
+    """The host function of a kept program; None if there is none that may be executed.
 
     Args:
         name: of the file.
@@ -179,13 +178,13 @@ def kept(name: str, host: str) -> Callable[..., Any] | None:
         return load(code, host, str(folder() / name))
     except FileNotFoundError:
         return None
-    except Exception as error:  # damaged, or of versions that its name does not tell apart
+    except Exception as error:  # damaged, or of other versions with the same name
         log.info("%s in %s is not used (%s: %s)", name, folder(), type(error).__name__, error)
         return None
 
 
 def keep(name: str, code: str) -> None:
-    """Write a program, in one step; no error where that is impossible."""
+    """Write a program in one step; a failure is no error."""
     if (at := made_folder()) is None:
         return
     try:
@@ -197,16 +196,16 @@ def keep(name: str, code: str) -> None:
 
 @functools.cache
 def _clean(at: Path) -> None:
-    """Once a process: remove what writers that were killed left there."""
+    """Remove, once a process, the files of writers that were killed."""
     for left in at.glob(".*.tmp"):
-        # a younger one may be another process's, which is writing it
+        # another process may be writing a younger one
         with contextlib.suppress(OSError):
             if PARTIAL.fullmatch(left.name) and time.time() - left.lstat().st_mtime > ABANDONED_S:
                 left.unlink()
 
 
 def made_folder() -> Path | None:
-    """The folder, made where there is none; None, and a log line, where nothing can be kept in it."""
+    """The folder, which is made if it is missing; None and a log line if nothing can be kept in it."""
     at = folder()
     if at is None:
         return None
@@ -221,7 +220,7 @@ def made_folder() -> Path | None:
 
 
 def is_usable() -> bool:
-    """Whether programs can be kept in the folder, which may be made yet, and executed from there."""
+    """Whether programs can be kept in the folder and executed from there; it need not exist yet."""
     at = folder()
     if at is None:
         return False

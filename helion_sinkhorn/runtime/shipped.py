@@ -1,7 +1,7 @@
 """Generated code that comes with the package, so that a first call of a tuned shape imports no Helion.
 
-programs/<kernel>.xz holds the programs of a kernel's entries in tuning_cache/, for the stacks that
-`python -m ci.programs` ran under.  A file of another source than the kernel's is not used.
+programs/<kernel>.xz has the programs of a kernel's entries in tuning_cache/, for the stacks under which
+`python -m ci.programs` ran.  A file is used only if it was made of the kernel's present source.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from helion_sinkhorn.runtime.standalone import load
 log = logging.getLogger("helion_sinkhorn")
 FOLDER = Path(__file__).resolve().parents[1] / "programs"
 MAKERS = "bound", "code_of"
-"""What makes a program of a kernel, in runtime.generated."""
+"""The functions of runtime.generated that make a program of a kernel."""
 Programs = Mapping[str, str]
 """The texts of a kernel by `key`."""
 
 
 def stack() -> str:
-    """What else decides the text of a program: Helion 1.5.1 masks sums that 1.5.0 does not.
+    """The versions that decide the text of a program: Helion 1.5.1 masks sums that 1.5.0 does not.
 
-    It is one for any torch, Python and patch of Triton.
+    It does not depend on torch, Python and the patch version of Triton.
     """
     return f"Triton {store.triton_minor()}, Helion {store.installed('helion')}"
 
 
 def source(kernel: Kernel) -> str:
-    """A digest of what a kernel reaches, and of what makes a program of it."""
+    """A digest of the source of a kernel and of MAKERS."""
     makers = [fingerprint_of(f"helion_sinkhorn.runtime.generated:{name}") for name in MAKERS]
     return "-".join([fingerprint_of(kernel.body), *makers])
 
@@ -58,7 +58,7 @@ def path_of(kernel: Kernel) -> Path:
 
 
 def read(kernel: Kernel) -> dict[str, Programs]:
-    """The programs of a kernel by stack; none where there is no file of its source that can be read."""
+    """The programs of a kernel by stack; none if no readable file of its present source exists."""
     path = path_of(kernel)
     try:
         held = json.loads(lzma.decompress(path.read_bytes()))
@@ -68,7 +68,7 @@ def read(kernel: Kernel) -> dict[str, Programs]:
         log.info("%s is not used: of another source; `python -m ci.programs` writes it anew", path)
     except FileNotFoundError:
         pass
-    except Exception as error:  # whatever lzma and json raise for damaged files
+    except Exception as error:  # lzma and json raise many errors for damaged files
         log.warning(
             "%s cannot be read as it was written (%s: %s): Helion generates the code instead, at each first "
             "call. Install the package anew.", path, type(error).__name__, error,
@@ -83,14 +83,14 @@ def programs(kernel: Kernel) -> Programs:
 
 
 def is_asked() -> bool:
-    """Whether nothing was set that changes generated code, or keeps it from being used."""
+    """Whether no setting changes generated code or turns it off."""
     return settings.CACHE_DIR != "off" and not program_cache.changing()
 
 
 def program(
     kernel: Kernel, name: str, decided: Iterable[object], device: torch.device
 ) -> Callable[..., Any] | None:
-    """The host function of a program, None where none came with the package.
+    """The host function of a program; None if none came with the package.
 
     Args:
         name: of the function.
@@ -104,7 +104,7 @@ def program(
 
 
 def write(kernel: Kernel, stacks: Mapping[str, Programs]) -> None:
-    """Put a kernel's programs into the place of its file; the same programs make the same bytes."""
+    """Replace the file of a kernel by these programs; the same programs make the same bytes."""
     texts = sorted({text for programs in stacks.values() for text in programs.values()})
     at = {text: place for place, text in enumerate(texts)}
     held = {

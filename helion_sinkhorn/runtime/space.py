@@ -11,7 +11,7 @@ Items = tuple[tuple[str, Any], ...]
 
 
 Grid = dict[str, tuple[Any, ...]]
-"""Candidate values: "config" lists parts of Helion configs, every other name is a variant's values."""
+"""Candidate values: "config" lists parts of Helion configs, and every other name the values of a variant."""
 
 
 def power_of_two(k: int) -> int:
@@ -25,7 +25,7 @@ def largest_run(size: int, most: int) -> int:
 
 
 def tile(block: int, warps: int) -> Items:
-    """`block` matrices a block of `warps` warps."""
+    """A config of `block` matrices and `warps` warps a program."""
     return ("block_sizes", (block,)), ("num_warps", warps)
 
 

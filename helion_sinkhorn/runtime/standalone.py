@@ -1,7 +1,7 @@
-"""What Helion generates, as a module that imports torch and Triton alone.
+"""Generated code as a module that imports only torch and Triton.
 
-Helion's module imports `helion` for the launcher, the kernel's own module for names of its host code, and
-`torch._inductor` for functions of a few lines: ten seconds before a first launch.
+Helion's module imports `helion` for the launcher, the kernel's module for names in host code, and
+`torch._inductor` for short functions, which takes ten seconds before a first launch.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ IMPORTS = {
     "libdevice": "from triton.language.extra import libdevice",
 }
 UNITS = "torch.cuda.get_device_properties({}).multi_processor_count"
-"""What `helion.runtime.get_num_sm` of a GPU is."""
+"""The number that `helion.runtime.get_num_sm` returns for a GPU."""
 CONSTANTS = (int, float, bool, str)
 
 
 class Unresolved(Exception):
-    """The code needs something of Helion's."""
+    """The code needs Helion."""
 
 
 def standalone(code: str, name: str) -> str | None:
-    """The module without Helion, None where that takes more than is known here.
+    """The module without Helion; None if it needs something that this module cannot replace.
 
-    Statements of the host function that the launch does not depend on are left out, functions of other
-    modules for Triton are written into it, and constants of the kernel's module become numbers.  What Triton
-    compiles is not changed.
+    Host statements that the launch does not depend on are left out, Triton functions of other modules are
+    copied in, and constants of the kernel's module become numbers.  The code that Triton compiles is not
+    changed.
 
     Args:
         code: of one kernel, from `BoundKernel.to_triton_code`.
@@ -64,7 +64,7 @@ def _rewritten(tree: ast.Module, name: str) -> str:
 
 
 def _reduce(host: ast.FunctionDef) -> None:
-    """Leave of a host function what its launch depends on."""
+    """Remove the statements of a host function that its launch does not depend on."""
     for argument in (*host.args.args, *host.args.kwonlyargs):
         argument.annotation = None
     host.args.kw_defaults = [None] * len(host.args.kwonlyargs)
@@ -77,7 +77,7 @@ def _names(node: ast.AST, *contexts: type[ast.expr_context]) -> set[str]:
 
 
 def _needed(statements: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
-    """The statements without docstrings and without assignments to names that no later statement reads.
+    """The statements except docstrings and assignments to names that no later statement reads.
 
     `wanted` collects the names read.
     """
@@ -96,7 +96,7 @@ def _needed(statements: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
 
 
 def _does_nothing(statement: ast.stmt) -> bool:
-    """Whether it is text, or what only Helion's tracing reads."""
+    """Whether a statement is a string, or only for Helion's tracing."""
     if not isinstance(statement, ast.Expr):
         return False
     value = statement.value
@@ -106,7 +106,7 @@ def _does_nothing(statement: ast.stmt) -> bool:
 
 
 class _Inlined(ast.NodeTransformer):
-    """Writes into code what it names of other modules: functions for Triton, and constants."""
+    """Copies into code the Triton functions and constants of other modules that it names."""
 
     def __init__(self, scope: dict[str, Any], functions: dict[str, ast.FunctionDef], prefix: str = ""):
         self.scope, self.prefix = scope, prefix
@@ -135,7 +135,7 @@ class _Inlined(ast.NodeTransformer):
         return self.written(value, self.prefix, node.id)
 
     def written(self, value: Any, prefix: str, name: str) -> ast.expr:
-        """An expression for what another module calls by this name."""
+        """An expression for a name of another module."""
         if type(value) in CONSTANTS and value == value:
             return ast.Constant(value)
         if not (type(value).__module__.startswith("triton.runtime.") and hasattr(value, "fn")):
@@ -152,7 +152,7 @@ class _Inlined(ast.NodeTransformer):
 
 
 def _check(module: ast.Module) -> None:
-    """Raise Unresolved where the code reads a name that is neither imported nor defined."""
+    """Raise Unresolved if the code reads a name that is neither imported nor defined."""
     known = {*IMPORTS, *dir(builtins)}
     for s in module.body:
         known |= {s.name} if isinstance(s, ast.FunctionDef) else _names(s, ast.Store)
@@ -168,12 +168,12 @@ def load(code: str, name: str, path: str = "") -> Callable[..., Any]:
     """The host function of a standalone module.
 
     Args:
-        code: the text, which is what runs, whatever stands at the path by now.
+        code: the text that runs, even if the file at the path has changed.
         name: of the host function.
-        path: of the file it is kept in, if it is.
+        path: of the file of the code, if there is one.
     """
     path = path or f"{name}.{hashlib.sha256(code.encode()).hexdigest()[:16]}.py"
-    # Triton compiles the text that inspect finds; without a time of change linecache keeps this one
+    # Triton compiles the text that inspect finds in linecache, which keeps entries without a time
     linecache.cache[path] = len(code), None, code.splitlines(keepends=True), path
     module = ModuleType(name)
     module.__file__ = path

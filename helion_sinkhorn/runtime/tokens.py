@@ -24,7 +24,7 @@ def batch_first(x, dim: int | None, size: int):
 
 
 def one_by_one(operator, empty, size: int, arguments) -> list[torch.Tensor]:
-    """The results of each element of a mapped dimension, which is the first of every tensor, stacked."""
+    """The stacked results of one call for each element of a mapped dimension, the first of every tensor."""
 
     def element(of):
         return [of(x) if isinstance(x, torch.Tensor) else x for x in arguments]
@@ -40,7 +40,7 @@ def one_by_one(operator, empty, size: int, arguments) -> list[torch.Tensor]:
 
 
 def before(trailing: int, at: int = 0) -> Callable[..., int]:
-    """How many dimensions stand in front of the last ones of argument `at`."""
+    """The number of leading dimensions of argument `at`."""
     return lambda *arguments: len(arguments[at].shape) - trailing
 
 
@@ -52,11 +52,12 @@ def roles(name: str, of: str, empty: Callable[..., Any], leading: Callable[..., 
     and sums are partial.
 
     Args:
-        of: a letter for each argument that may be a tensor, and each result, "tp -> t+": t has the tokens'
-            dimensions first, s the splits of a sum and then those, p none of them, + is a sum over tokens.
+        of: a letter for each argument that may be a tensor and for each result, "tp -> t+".  The dimensions
+            of t begin with the tokens', and of s with the splits of a sum and then the tokens'; p has no
+            tokens, and + is a sum over tokens.
         empty: the operator on tensors without data.
-        leading: how many dimensions the tokens have, from the arguments' shapes; None where DTensors never
-            reach the operator.
+        leading: the number of the tokens' dimensions, by the arguments' shapes; None if no DTensor ever
+            reaches the operator.
     """
     given, results = of.split(" -> ")
     operator = operator_named(name)
@@ -80,7 +81,7 @@ def roles(name: str, of: str, empty: Callable[..., Any], leading: Callable[..., 
 
 
 def _shard(operator, given: str, results: str, leading: Callable[..., int]) -> None:
-    """Register a strategy for each dimension of the tokens, and one that replicates everything."""
+    """Register one sharding strategy for each dimension of the tokens, and one that replicates everything."""
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor.experimental import register_sharding
 
@@ -108,20 +109,20 @@ def _register_shardings() -> None:
         _unknown_to_dtensor.pop()()
 
 
-# Dynamo cannot trace the registration, and need not: it runs once, at compile time.  This is what
+# Dynamo cannot trace the registration and need not, since it runs once, at compile time.  This flag is what
 # torch.compiler.assume_constant_result sets; calling that would import Dynamo and Triton with us.
 _register_shardings._dynamo_marked_constant = True
 
 
 def may_be_distributed(*tensors: torch.Tensor | None) -> bool:
-    """Whether one of these may be a DTensor; only those who made one have imported it."""
+    """Whether one of these may be a DTensor, which they can be only if its module is imported."""
     if "torch.distributed.tensor" not in sys.modules:
         return False
-    # by a list: a generator takes longer to begin
+    # a list starts faster than a generator
     return any([t is not None and type(t) not in PLAIN for t in tensors])
 
 
 def register_sharding_for(*tensors: torch.Tensor) -> None:
-    """Tell DTensor of the operators, once, where one of these may be a DTensor."""
+    """Register the operators with DTensor once, if one of these may be a DTensor."""
     if may_be_distributed(*tensors):
         _register_shardings()

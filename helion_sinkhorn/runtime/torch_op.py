@@ -1,6 +1,6 @@
 """Registering an operator with torch: schema, fake, gradient and the device guard.
 
-Arguments of a registered operator are validated already: the checks stand in each operator's api.py.
+The arguments of a registered operator have been checked by the operator's api.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from helion_sinkhorn.runtime.gradients import NAMESPACE, register_gradient
 _HERE = contextlib.nullcontext()
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _functorch = torch._C._functorch
-# bound once: every call asks all of them, and torch._C.name is two look-ups more
+# bound once: every call needs all of them, and torch._C.name takes two more look-ups
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 _is_dynamo_compiling, _is_exporting = torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting
 _dispatch_modes, _function_mode = torch._C._len_torch_dispatch_stack, torch._C._is_torch_function_mode_enabled
@@ -32,14 +32,14 @@ _requires_grad = attrgetter("requires_grad")
 
 
 def on_device(x: torch.Tensor):
-    """Helion launches on the current device: make it the tensor's."""
+    """Make the tensor's device the current one, on which Helion launches."""
     return (
         _HERE if x.device.index == torch.cuda.current_device() or x.is_meta else torch.cuda.device(x.device)
     )
 
 
 def without_autocast(x: torch.Tensor):
-    """Autocast off on a tensor's device; some have none, and where it is off nothing is to do."""
+    """Turn autocast off on a tensor's device, if the device has it and it is on."""
     kind = x.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
@@ -47,22 +47,22 @@ def without_autocast(x: torch.Tensor):
 
 
 def differentiates(*tensors: torch.Tensor) -> bool:
-    """Whether autograd, in reverse or forward mode, has to see a call on these."""
-    # within a dual level the bare operator would answer with silently zero tangents
+    """Whether autograd, in reverse or forward mode, must see a call on these."""
+    # in a dual level the bare operator would silently return zero tangents
     if forward_ad._current_level >= 0:
         return True
     return _is_grad_enabled() and not _is_compiling() and any(map(_requires_grad, tensors))
 
 
 def needs_gradient(*tensors: torch.Tensor) -> bool:
-    """Whether a call on these needs a gradient; unlike `differentiates` also while a compiler traces it."""
+    """Whether a call on these needs a gradient; works, unlike `differentiates`, while a compiler traces."""
     if forward_ad._current_level >= 0:
         return True
     return _is_grad_enabled() and any([t.requires_grad for t in tensors])
 
 
 def no_double_backward(operator: str):
-    """A derivative that raises: that of an operator's gradient."""
+    """The derivative of an operator's gradient, which raises."""
 
     def second(ctx, *grads):
         raise NotImplementedError(
@@ -75,7 +75,7 @@ def no_double_backward(operator: str):
 
 
 def no_forward_mode(operator: str):
-    """A derivative that raises: that of jvp."""
+    """The forward-mode derivative, which raises."""
 
     def tangents(ctx, *given):
         raise NotImplementedError(
@@ -88,18 +88,18 @@ def no_forward_mode(operator: str):
 
 
 def with_signature(function):
-    """A function that carries its signature: autograd would take 8 us of each call to find it."""
+    """A function that stores its signature, which autograd would otherwise compute in 8 us of each call."""
     function.__signature__ = inspect.signature(function)
     return function
 
 
 def _dispatches() -> bool:
-    """Whether a compiler, mode or transform is active, which sees an operator only through the dispatcher."""
+    """Whether a compiler, mode or transform is active that has to see operators, through the dispatcher."""
     return _is_compiling() or _dispatch_modes() or _transforms() is not None or _function_mode()
 
 
 def _is_bare(t: torch.Tensor) -> bool:
-    """Whether the dispatcher would only call us for this tensor: it has its own data and no subclass."""
+    """Whether the tensor has data and no subclass, so that the dispatcher would only call this package."""
     # autograd.grad(is_grads_batched=True) makes legacy batched tensors, without an interpreter of functorch
     return not (
         type(t) not in PLAIN
@@ -112,10 +112,10 @@ def _is_bare(t: torch.Tensor) -> bool:
 
 
 def are_eager(tensors: Iterable[Any]) -> bool:
-    """Whether nothing but their operator sees a call on these tensors; what is no tensor counts as one."""
+    """Whether nothing but the operator sees a call on these tensors; other arguments do not matter."""
     if _dispatches():
         return False
-    # every call comes here, and a generator would resume for each tensor
+    # every call runs this, and a generator would resume for each tensor
     for x in tensors:  # noqa: SIM110
         # a transform that has ended may leave its wrappers behind
         if isinstance(x, torch.Tensor) and (_is_wrapped(x) or not _is_bare(x)):
@@ -126,9 +126,9 @@ def are_eager(tensors: Iterable[Any]) -> bool:
 def define(
     name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any], tensors: int
 ) -> Callable[..., Any]:
-    """Register helion_sinkhorn::name and return it as a function that costs an eager call less.
+    """Register helion_sinkhorn::name and return it as a function with a shorter way for eager calls.
 
-    The function has `run`, the argument, and `is_eager`: whether arguments may go to that directly.
+    The function has the attributes `run`, and `is_eager`, which says if arguments may go to `run` directly.
 
     Args:
         schema: arguments and results, "(Tensor x, int n) -> Tensor".
@@ -138,7 +138,7 @@ def define(
     """
     qualified = f"{NAMESPACE}::{name}"
     torch.library.define(qualified, schema, tags=torch.Tag.pt2_compliant_tag)
-    # for every device: the arguments of a call say whether kernels or PyTorch compute it
+    # one implementation for every device: the arguments decide between kernels and PyTorch
     torch.library.impl(qualified, "CompositeExplicitAutograd", run)
     torch.library.register_fake(qualified, lambda *given: (run if upcoming.notes else fake)(*given))
     operator = operator_named(name)
@@ -170,12 +170,13 @@ def differentiable(
     keep: Callable[..., None],
     gradient: Callable[..., tuple[Any, ...]],
 ) -> type[torch.autograd.Function]:
-    """Give helion_sinkhorn::name its gradient, and return the same for eager calls, where it costs less.
+    """Register the gradient of helion_sinkhorn::name, and return a function with a shorter way for eager
+    calls.
 
     Args:
         public: the function's name for users, in errors.
         call: what `define` returned.
-        keep: (ctx, inputs, output), as setup_context of an autograd.Function.
+        keep: (ctx, inputs, output), the setup_context of an autograd.Function.
         gradient: (ctx, *gradients of the results) -> a gradient or None for each argument.
     """
     register_gradient(f"{NAMESPACE}::{name}", call, gradient, setup_context=keep)
@@ -197,7 +198,7 @@ def differentiable(
 
 
 def last(name: str, public: str, call: Callable[..., Any]) -> type[torch.autograd.Function]:
-    """Say of helion_sinkhorn::name, a gradient, that it has none itself; arguments as in `differentiable`."""
+    """Register that the gradient helion_sinkhorn::name has no gradient; arguments as in `differentiable`."""
     register_gradient(f"{NAMESPACE}::{name}", call, no_double_backward(public))
 
     class Last(torch.autograd.Function):
@@ -206,7 +207,7 @@ def last(name: str, public: str, call: Callable[..., Any]) -> type[torch.autogra
         @staticmethod
         def forward(*arguments):
             results = call(*arguments)
-            # a schema has a list of results, which autograd takes for one that is no tensor
+            # autograd takes a list of results for one result that is no tensor
             return tuple(results) if isinstance(results, list) else results
 
         @staticmethod

@@ -36,10 +36,10 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 def updated(streams: torch.Tensor, *update: object) -> torch.Tensor:
-    """Return the streams, after telling the observers what they were made of."""
+    """Return the streams, after calling the observers with what the streams were made of."""
     # a compiler would have to trace what observers do
     if _observers and not torch.compiler.is_compiling():
-        # another thread may leave its block meanwhile
+        # another thread may remove its observer meanwhile
         for observer in tuple(_observers):
             observer(streams, Update(*update))
     return streams

@@ -1,4 +1,4 @@
-"""Tensors as kernels read them."""
+"""Views and copies in the layouts that kernels read."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ import math
 import torch
 
 VECTOR_BYTES = 16
-"""The widest load of a thread; only tensors that start at a multiple of it are read so."""
+"""The widest load of a thread, for tensors that start at a multiple of it."""
 INT32_ELEMENTS = 1 << 31
-"""From this many elements of a tensor on Helion generates 64-bit indices."""
+"""Helion generates 64-bit indices for tensors of this many elements and more."""
 
 
 def matrices_of(x: torch.Tensor) -> int:
-    """How many there are in x (..., n, m)."""
+    """The number of matrices in x (..., n, m)."""
     return x.numel() // (x.size(-2) * x.size(-1))
 
 
 def matrices(x: torch.Tensor) -> torch.Tensor:
-    """(B, n, m) with contiguous matrices at any distance; a copy where the layout has no such view.
+    """x as (B, n, m) with contiguous matrices at any distance; a copy if the layout has no such view.
 
-    A start off the 16-byte grid is copied too: code without vector loads sums in another order.  So are
-    matrices so far apart that 32-bit indices do not reach the last, which Helion chooses by their number.
+    A tensor that does not start at a multiple of 16 bytes is copied too, because code without vector loads
+    sums in another order.  So are matrices so far apart that 32-bit indices, which Helion chooses by the
+    number of elements, do not reach the last.
     """
     n, m = x.shape[-2:]
     if x.data_ptr() % VECTOR_BYTES:
@@ -49,7 +50,7 @@ def pieces(x: torch.Tensor) -> torch.Tensor:
 def placed(x: torch.Tensor) -> torch.Tensor:
     """x, contiguous, from a 16-byte boundary on."""
     x = x.contiguous()
-    # an axis of one keeps the stride of what it was cut from, which code has as a constant
+    # an axis of one keeps its old stride, which is a constant of the code
     if 1 in x.shape and x.stride() != (strides := strides_of(x.shape)):
         x = x.as_strided(x.shape, strides)
     return x.clone() if x.data_ptr() % VECTOR_BYTES else x
@@ -57,7 +58,7 @@ def placed(x: torch.Tensor) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=4096)
 def strides_of(shape: torch.Size) -> tuple[int, ...]:
-    """The strides of a new tensor."""
+    """The strides of a new contiguous tensor."""
     strides, size = [], 1
     for length in reversed(shape):
         strides.append(size)
@@ -66,16 +67,16 @@ def strides_of(shape: torch.Size) -> tuple[int, ...]:
 
 
 def flattened(x: torch.Tensor, kept: int) -> torch.Tensor:
-    """x with all but its last `kept` axes as one, contiguous, from a 16-byte boundary on; x if it is so."""
+    """x with all but its last `kept` axes as one, contiguous and starting at a multiple of 16 bytes."""
     if x.dim() == kept + 1:
         return placed(x)
     lead = x.dim() - kept
-    # not -1, which says nothing where there are no entries
+    # -1 does not work for tensors without entries
     return placed(x.reshape(math.prod(x.shape[:lead]), *x.shape[lead:]))
 
 
 def flattened_streams(x: torch.Tensor) -> torch.Tensor:
-    """`flattened` of (..., n, C) as (T, n, C); streams that are one in memory, of stride 0, stay so."""
+    """(..., n, C) `flattened` to (T, n, C); streams of stride 0, which are one in memory, stay one."""
     if x.stride(-2) == 0 and x.size(-2) > 1:
         return flattened(x.select(-2, 0), 1).unsqueeze(1).expand(-1, x.size(-2), -1)
     return flattened(x, 2)
@@ -84,13 +85,14 @@ def flattened_streams(x: torch.Tensor) -> torch.Tensor:
 def unflattened(x: torch.Tensor, lead: torch.Size) -> torch.Tensor:
     """A new tensor (T, ...) as a result (*lead, ...).
 
-    For autograd it is no view: of an operator with several results these may not be changed in place.
+    It is no view for autograd, which refuses in-place changes of views that an operator of several results
+    returns.
     """
     return x if len(lead) == 1 else torch.ops.aten._unsafe_view.default(x, (*lead, *x.shape[1:]))
 
 
 def parameter(x: torch.Tensor) -> torch.Tensor:
-    """A parameter in float32, contiguous, from a 16-byte boundary on."""
+    """A parameter in float32, contiguous and starting at a multiple of 16 bytes."""
     return placed(x if x.dtype == torch.float32 else x.to(torch.float32))
 
 

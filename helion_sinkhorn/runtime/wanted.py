@@ -1,8 +1,8 @@
-"""Gradients that are made only where they are requested.
+"""Gradients that are computed only if they are requested.
 
-A gradient's operator is told which of its results are wanted, as `output_mask` tells the
-gradients of PyTorch.  Inside the operator a gradient that is not wanted is None; the operator returns an
-empty tensor in its place, since a result in a schema is a tensor.
+The operator of a gradient has an argument that says which results are wanted, like `output_mask` in PyTorch.
+A gradient that is not wanted is None inside the operator, which returns an empty tensor for it, since a
+result in a schema is a tensor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Some = torch.Tensor | None
 
 
 def room_for(like: Sequence[torch.Tensor], wanted: Sequence[bool]) -> tuple[Some, ...]:
-    """Memory, contiguous, for a gradient of each tensor; None for those that are not wanted."""
+    """Contiguous memory for the gradient of each tensor; None for gradients that are not wanted."""
     return tuple(
         [
             torch.empty(t.shape, dtype=t.dtype, device=t.device) if w else None
@@ -25,17 +25,17 @@ def room_for(like: Sequence[torch.Tensor], wanted: Sequence[bool]) -> tuple[Some
 
 
 def all_of(tensors: Sequence[Some]) -> tuple[bool, ...]:
-    """Every one that is there."""
+    """All that are not None."""
     return tuple([t is not None for t in tensors])
 
 
 def only(results: Sequence[Some], wanted: Sequence[bool]) -> tuple[Some, ...]:
-    """The results that are wanted, None in the place of each other."""
+    """The results that are wanted, and None for the others."""
     return tuple([t if w else None for t, w in zip(results, wanted, strict=True)])
 
 
 def filled(results: Sequence[Some], like: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Results as an operator returns them: for each that is None a tensor without entries.
+    """Results as an operator returns them, with a tensor without entries for each None.
 
     Args:
         like: for each result a tensor of as many dimensions, by which DTensor may shard it.
@@ -46,5 +46,5 @@ def filled(results: Sequence[Some], like: Sequence[torch.Tensor]) -> tuple[torch
 
 
 def cast(gradient: Some, like: torch.Tensor) -> Some:
-    """A gradient in the dtype of what it belongs to, if it was made."""
+    """A gradient in the dtype of its tensor, or None."""
     return None if gradient is None else gradient.to(like.dtype)

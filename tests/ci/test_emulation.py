@@ -33,7 +33,7 @@ def script(name: str, *words: object) -> subprocess.CompletedProcess[str]:
 
 def test_machine_code_passes_the_gate_when_executed(tmp_path):
     wanted = [f"{name}:{','.join(kernels)}" for name, kernels in KERNELS.items()]
-    done = script("emulate", "--devices", "mi350", "--workloads", *wanted, "--served",
+    done = script("emulate", "--devices", "mi350", "--workloads", *wanted, "--used",
                   "--steps", 1 << 10, "--models", "neighbour by a hash, subnormals flushed",
                   "--jobs", 1, "--out", tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
