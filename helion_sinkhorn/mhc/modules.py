@@ -120,7 +120,9 @@ class HyperConnection(Float32Parameters):
         If requested, the residual comes last; `enter` names the results.
         """
         streams = apart_for(self, streams)
-        site, options = with_norm(self.site, self.options, y_norm, streams)
+        site, options = self.site, self.options
+        if y_norm is not None:
+            site, options = with_norm(site, options, y_norm, streams)
         check_site(streams, site)
         y, _, post, comb, residual = crossing(
             None, streams, site, None, options, check_implementation(self.implementation)

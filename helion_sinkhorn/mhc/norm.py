@@ -7,7 +7,6 @@ import torch
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.streams import check_norm_eps
 from helion_sinkhorn.runtime.checks import type_of
-from helion_sinkhorn.runtime.pieces import computing
 
 HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_hf_hook",
@@ -38,7 +37,8 @@ def with_norm(
             "variance_epsilon, without a bias, and of a class whose name ends with RMSNorm"
         )
     weight, eps = norm.weight, getattr(norm, name)
-    eps = torch.finfo(computing(streams.dtype)).eps if eps is None else eps
+    if eps is None:
+        eps = torch.finfo(torch.float64 if streams.dtype == torch.float64 else torch.float32).eps
     check_norm_eps("y_norm.eps", eps)
     if weight is None:
         weight = streams.new_ones(streams.size(-1), dtype=torch.float32)

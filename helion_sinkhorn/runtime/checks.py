@@ -146,6 +146,8 @@ def check_implementation(value: object) -> str:
             "torch.jit.trace, which torch.onnx.export(dynamo=False) uses too, would make constants of this "
             "call's sizes and leave results of other sizes wrong; use torch.export.export or torch.compile"
         )
+    if value in IMPLEMENTATIONS:
+        return value
     if value == "reference":
         warnings.warn(
             "implementation='reference' is now called 'pytorch': helion_sinkhorn.reference is the "
@@ -155,7 +157,6 @@ def check_implementation(value: object) -> str:
         )
         return "pytorch"
     check_option("implementation", value, IMPLEMENTATIONS)
-    return value
 
 
 def implementation_for(

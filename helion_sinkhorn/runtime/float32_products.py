@@ -24,11 +24,12 @@ class float32_products(contextlib.ContextDecorator):
 
     def __enter__(self) -> None:
         global _inside, _before
-        backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
         with _changing:
             if not _inside:
-                narrow = [backend for backend in backends if backend.fp32_precision not in EXACT]
-                _before = [(backend, raised(backend)) for backend in narrow]
+                _before = []
+                for backend in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):
+                    if backend.fp32_precision not in EXACT:
+                        _before.append((backend, raised(backend)))
             _inside += 1
 
     def __exit__(self, *error: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -14,15 +14,17 @@ GRAIN = 32768
 """Entries from which on torch shares one sum between threads."""
 
 
-def computing(dtype: torch.dtype) -> torch.dtype:
-    """The type of the arithmetic: float64 for float64, float32 for all others."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+computing: Callable[[torch.dtype], torch.dtype] = {
+    torch.float64: torch.float64,
+    **dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float32),
+}.__getitem__
+"""The type of the arithmetic: float64 for float64, float32 for the others."""
 
 
 def pieces(tokens: int, entries: int, least: int = 1) -> Iterator[slice]:
     """Slices of the tokens by the entries of a token; all but the last have at least `least` tokens."""
     step = max(least, ENTRIES // max(1, entries))
-    return (slice(start, start + step) for start in range(0, tokens, step))
+    return map(slice, range(0, tokens, step), range(step, tokens + step, step))
 
 
 def halves(terms: torch.Tensor, axis: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -122,7 +122,7 @@ def may_be_distributed(*tensors: torch.Tensor | None) -> bool:
     return any([t is not None and type(t) not in PLAIN for t in tensors])
 
 
-def register_sharding_for(*tensors: torch.Tensor) -> None:
+def register_sharding_for(*tensors: torch.Tensor | None) -> None:
     """Register the operators with DTensor once, if one of these may be a DTensor."""
-    if may_be_distributed(*tensors):
+    if "torch.distributed.tensor" in sys.modules and may_be_distributed(*tensors):
         _register_shardings()

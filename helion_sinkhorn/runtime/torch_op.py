@@ -93,32 +93,27 @@ def with_signature(function):
     return function
 
 
-def _dispatches() -> bool:
-    """Whether a compiler, mode or transform is active that has to see operators, through the dispatcher."""
-    return _is_compiling() or _dispatch_modes() or _transforms() is not None or _function_mode()
-
-
-def _is_bare(t: torch.Tensor) -> bool:
-    """Whether the tensor has data and no subclass, so that the dispatcher would only call this package."""
-    # autograd.grad(is_grads_batched=True) makes legacy batched tensors, without an interpreter of functorch
-    return not (
-        type(t) not in PLAIN
-        or t.is_meta
-        or t.is_neg()
-        or t._is_zerotensor()
-        or _is_legacy_batched(t)
-        or _is_functional(t)
-    )
-
-
 def are_eager(tensors: Iterable[Any]) -> bool:
-    """Whether nothing but the operator sees a call on these tensors; other arguments do not matter."""
-    if _dispatches():
+    """Whether nothing but the operator sees a call on these tensors; other arguments do not matter.
+
+    A compiler, mode or transform sees an operator only through the dispatcher, and so does what has no data
+    of its own or a subclass.
+    """
+    if _is_compiling() or _dispatch_modes() or _transforms() is not None or _function_mode():
         return False
     # every call runs this, and a generator would resume for each tensor
-    for x in tensors:  # noqa: SIM110
-        # a transform that has ended may leave its wrappers behind
-        if isinstance(x, torch.Tensor) and (_is_wrapped(x) or not _is_bare(x)):
+    for x in tensors:
+        # a transform that has ended may leave its wrappers behind, and autograd.grad(is_grads_batched=True)
+        # makes legacy batched tensors, without an interpreter of functorch
+        if isinstance(x, torch.Tensor) and (
+            type(x) not in PLAIN
+            or x.is_meta
+            or x.is_neg()
+            or x._is_zerotensor()
+            or _is_wrapped(x)
+            or _is_legacy_batched(x)
+            or _is_functional(x)
+        ):
             return False
     return True
 
@@ -145,14 +140,11 @@ def define(
     compiled = of_source(name, schema, operator)
 
     def call(*arguments):
-        if _dispatches():
-            if _is_dynamo_compiling() and not _is_exporting():
-                return compiled(*arguments, source_digest())
-            return operator(*arguments)
-        for x in arguments[:tensors]:
-            if isinstance(x, torch.Tensor) and not _is_bare(x):
-                return operator(*arguments)
-        return run(*arguments)
+        if are_eager(arguments[:tensors]):
+            return run(*arguments)
+        if _is_dynamo_compiling() and not _is_exporting():
+            return compiled(*arguments, source_digest())
+        return operator(*arguments)
 
     call.run, call.is_eager = run, lambda *arguments: are_eager(arguments[:tensors])
     return call

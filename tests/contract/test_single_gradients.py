@@ -9,6 +9,7 @@ import pytest
 import torch
 from launches import SITES, kernels_on_cpu
 from operator_table import GATES, OPERATORS, gradients, loss
+from shared import NIGHTLY
 from torch._dynamo import compiled_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -74,8 +75,10 @@ def test_each_argument_trained_alone_and_each_frozen(name, way, monkeypatch):
     if row.kernels:
         kernels_on_cpu(monkeypatch, SITES)
     function, arguments = way(row), list(row.shapes(1))
+    # interpreted bodies take a third of a second a case: their frozen arguments by night
+    both = (True, False) if NIGHTLY or not row.kernels else (True,)
     for place in range(len(arguments)):
-        for alone in (True, False):
+        for alone in both:
             trained = trained_of(arguments, place, alone)
             assert_gradients(name, gradients(function, row.arguments(), trained), trained)
 
@@ -141,15 +144,11 @@ def of_compiled_autograd(together):
     return [x.grad for x in leaves]
 
 
-def by_day(way, place, alone, kernels):
-    """The first argument alone, and by torch.func.grad the fifth, a bias, of the parts."""
-    return alone and (way, place) in [(of_compiled, 0), *([] if kernels else [(of_compiled_func_grad, 4)])]
-
-
 @pytest.mark.parametrize(
     ("way", "place", "alone", "kernels"),
     [
-        pytest.param(*case, marks=() if by_day(*case) else BY_NIGHT)
+        # by day the first argument of the parts alone; test_functorch.py compiles func.grad of three
+        pytest.param(*case, marks=() if case == (of_compiled, 0, True, False) else BY_NIGHT)
         for case in itertools.product(
             (of_compiled, of_compiled_func_grad, of_inductor), range(MOST), (True, False), (False, True)
         )

@@ -49,7 +49,7 @@ def as_compiled(generated_code, monkeypatch):
     launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "division", False))
 
 
-BY_NIGHT = pytest.mark.nightly("interpreted, 8 s; partial sums and gradients of padded streams run always")
+BY_NIGHT = pytest.mark.nightly("interpreted, 8 s; partial sums of padded streams run always")
 
 
 @BY_NIGHT
@@ -77,7 +77,8 @@ def test_coefficients_of_partial_sums(name):
     assert all(torch.equal(a, b) for a, b in zip(again, (*values, of_mixes, norms), strict=True))
 
 
-@pytest.mark.parametrize("name", [pytest.param("outputs_last", marks=BY_NIGHT), "three_streams"])
+@BY_NIGHT
+@pytest.mark.parametrize("name", ["outputs_last", "three_streams"])
 def test_gradients(name):
     workload, inputs, choice = small(name, launch.BACKWARD)
     mixes, dpre, dpost, dcomb, scale, base = inputs

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator
 
 import torch
 
@@ -49,7 +50,8 @@ class _Slice:
     def __init__(self, x: torch.Tensor, n_iters: int, eps: float) -> None:
         self.deepseek = eps > 0
         self.steps = n_iters - 1 if self.deepseek else n_iters
-        self.rho = rescaling(x.size(0), x.size(1), eps, self.steps)
+        n, m = x.shape[:2]
+        self.rho = 1.0 if n == m else rescaling(n, m, eps, self.steps)
         self.sums = Sums(x)
         z = x - x.amax(1, keepdim=True)
         if self.deepseek:
@@ -162,10 +164,14 @@ class _Slice:
         return dz.addcmul_(z, sums.total(1, dz).unsqueeze(1), value=-1.0)
 
 
-def _slices(x: torch.Tensor, first: str) -> tuple[torch.Tensor, ...]:
-    """x as slices (lead, trail, C), with the matrices that are worked on at a time."""
-    x = x.reshape(-1, *x.shape[-2:]).permute((1, 2, 0) if first == "rows" else (2, 1, 0))
-    return x.split(matrices_of_slice(x), -1)
+def _slices(first: str, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Tensors of one shape as slices (lead, trail, C), with the matrices that are worked on at a time."""
+    order, slices, count = (1, 2, 0) if first == "rows" else (2, 1, 0), [], 0
+    for t in tensors:
+        t = t.reshape(-1, *t.shape[-2:]).permute(order)
+        count = count or matrices_of_slice(t)
+        slices.append(t.split(count, -1))
+    return zip(*slices, strict=True)
 
 
 def forward(
@@ -177,7 +183,7 @@ def forward(
         return out
     settle_exp()
     eps = eps if form == "deepseek" else 0.0
-    for part, made in zip(_slices(x, first), _slices(out, first), strict=True):
+    for part, made in _slices(first, x, out):
         made.copy_(_Slice(laid_out(part, computing(x.dtype)), n_iters, eps).value())
     return out
 
@@ -198,7 +204,7 @@ def backward(
     settle_exp()
     eps = eps if form == "deepseek" else 0.0
     dtype = computing(x.dtype)
-    for part, upstream, made in zip(*(_slices(t, first) for t in (x, dy, dx)), strict=True):
+    for part, upstream, made in _slices(first, x, dy, dx):
         g = laid_out(upstream, dtype)
         of_part = _Slice(laid_out(part, dtype), n_iters, eps)
         if may_overflow(eps):

@@ -8,7 +8,7 @@ halves.  Only n and m decide between the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -61,7 +61,7 @@ class Sums:
         self.terms = torch.empty_like(like)
         self._long = are_long(like)
         self._turned = self.turned(self.terms, copy=False)
-        self._over: dict[tuple[int, bool], tuple[torch.Tensor, tuple[Callable, ...], torch.Tensor]] = {}
+        self._over: dict[tuple[int, bool], tuple[torch.Tensor, Sequence[Callable], torch.Tensor]] = {}
         is_large = like.dim() == 3 and like.size(0) * like.size(1) >= LARGE
         self.quotient = _by_reciprocal if is_large else torch.div
 
@@ -72,9 +72,7 @@ class Sums:
         turned = a.new_empty(a.size(2), a.size(1), a.size(0)).permute(2, 1, 0)
         return turned.copy_(a) if copy else turned
 
-    def over(
-        self, axis: int, turned: bool = False
-    ) -> tuple[torch.Tensor, tuple[Callable, ...], torch.Tensor]:
+    def over(self, axis: int, turned: bool = False) -> tuple[torch.Tensor, Sequence[Callable], torch.Tensor]:
         """(a view for the terms, the calls that add them up over an axis, a view of their sums).
 
         A loop makes these calls itself, since a function around them would take a tenth of the time of small
@@ -88,7 +86,9 @@ class Sums:
                 calls = (partial(torch.sum, terms, axis, out=sums),)
             else:
                 sums = terms.select(axis, 0)
-                calls = tuple(partial(into.add_, other) for into, other in halves(terms, axis))
+                calls = []
+                for into, other in halves(terms, axis):
+                    calls.append(partial(into.add_, other))
             self._over[axis, turned] = terms, calls, sums
         return self._over[axis, turned]
 

@@ -121,7 +121,7 @@ def projected(x, fn, norm_weight, options, implementation) -> torch.Tensor:
 def weighted(x, fn, norm_weight, implementation) -> tuple[torch.Tensor, str]:
     """fn times the norm's weight, and the implementation that computes the call."""
     serves = implementation_for(implementation, "x", x, beyond_kernels(fn))
-    register_sharding_for(x, fn, *(() if norm_weight is None else (norm_weight,)))
+    register_sharding_for(x, fn, norm_weight)
     if norm_weight is not None:
         wide = computing(x.dtype)
         fn = fn.to(wide) * norm_weight.to(wide)

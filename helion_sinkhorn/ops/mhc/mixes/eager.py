@@ -7,7 +7,9 @@ machine.  Tokens that do not fit, mainly the last ones, are copied into a buffer
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -80,10 +82,10 @@ def _chunks(
 ) -> Iterator[tuple[slice, list[torch.Tensor]]]:
     """(tokens as a slice, their rows of each tensor, padded with zeros to one of the counts)."""
     tokens = tensors[0].size(0)
-    plain = [_is_aligned(t, dtype) for t in tensors]
+    plain = list(map(_is_aligned, tensors, itertools.repeat(dtype)))
     for begin in range(0, tokens, counts[-1]):
         there = min(counts[-1], tokens - begin)
-        count = next(count for count in counts if count >= there)
+        count = counts[bisect.bisect_left(counts, there)]
         at, made = slice(begin, begin + there), []
         for t, is_plain in zip(tensors, plain, strict=True):
             if is_plain and there == count:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -18,11 +19,17 @@ from helion_sinkhorn.ops.mhc.split.api import SMALLEST_NORM_EPS, check_parameter
 from helion_sinkhorn.ops.mhc.split.forms import in_parts
 from helion_sinkhorn.ops.mhc.split.given import check_parameters_beside, coefficients_beside
 from helion_sinkhorn.ops.mhc.split.limits import beyond_kernels
-from helion_sinkhorn.ops.mhc.streams import check_projection, for_projection, streams_of
-from helion_sinkhorn.runtime.checks import check_same_device, check_tensor, implementation_for, refuse_shape
+from helion_sinkhorn.ops.mhc.streams import MOST_STREAMS, check_projection, for_projection, streams_of
+from helion_sinkhorn.runtime.checks import (
+    DTYPES,
+    check_same_device,
+    check_tensor,
+    implementation_for,
+    refuse_shape,
+)
 from helion_sinkhorn.runtime.export import named_for_export
 from helion_sinkhorn.runtime.tokens import may_be_distributed, register_sharding_for
-from helion_sinkhorn.runtime.torch_op import differentiates
+from helion_sinkhorn.runtime.torch_op import PLAIN, differentiates
 from helion_sinkhorn.runtime.updates import updated
 
 
@@ -72,7 +79,8 @@ def crossing(
     # otherwise each part chooses its own implementation
     has_kernels = comb is None and options.has_kernels
     alike = has_kernels and (serves == "pytorch" or not beyond_parts(options, *x.shape[-2:]))
-    distributed = _distributed(x, *site[:5], weights, *update or ())
+    tensors = x, *site[:5], weights, *(update or ())
+    distributed = may_be_distributed(*tensors) and _distributed(*tensors)
     computed = serves == "helion" and alike and options.norm_eps >= SMALLEST_NORM_EPS and not distributed
     summed = update is not None and alike and not computed and composed.loses_digits(x, update[-1])
     if update is not None and not (computed or summed):
@@ -148,16 +156,37 @@ def beyond_parts(options: SiteOptions, n: int, columns: int) -> bool:
 
 def _distributed(*tensors: object) -> bool:
     """Whether any is a DTensor."""
-    if not may_be_distributed(*tensors):
-        return False
     from torch.distributed.tensor import DTensor
 
     return any(isinstance(t, DTensor) for t in tensors)
 
 
+_kind, _device = attrgetter("dtype", "layout", "is_nested"), attrgetter("device")
+_is_compiling = torch.compiler.is_compiling
+KINDS = frozenset((dtype, torch.strided, False) for dtype in DTYPES)
+
+
+def _fit(*tensors: torch.Tensor) -> bool:
+    """Whether x, fn, scale and base are plain tensors that fit each other: one look instead of all checks."""
+    if _is_compiling() or not PLAIN.issuperset(map(type, tensors)):
+        return False
+    x, fn, scale, base = tensors
+    if not KINDS.issuperset(map(_kind, tensors)) or len({*map(_device, tensors)}) > 1 or x.dim() < 2:
+        return False
+    n, c = x.shape[-2:]
+    rows = n * (n + 2)
+    return (
+        1 <= n <= MOST_STREAMS
+        and c > 0
+        and (fn.shape, scale.shape, base.shape) == ((rows, n * c), (3,), (rows,))
+    )
+
+
 def check_site(x: torch.Tensor, site: SiteParameters, weights: torch.Tensor | None = None) -> None:
     """Raise unless the tensors belong to one site, and weights collapse its streams."""
     fn, scale, base, norm_weight, y_weight, comb = site
+    if norm_weight is y_weight is comb is weights is None and _fit(x, fn, scale, base):
+        return
     check_tensor("x", x, "(..., n, C)")
     check_tensor("fn", fn, "(n^2 + 2n, n C)")
     if comb is None:

@@ -33,11 +33,12 @@ def _sigmoid(a):
 def forward(mixes, scale, base, n, n_iters, eps, post_mult, pre_eps, post_eps, comb_order, out_dtype):
     """(pre, post, comb); see api.hc_split_sinkhorn."""
     _, _, a = _arguments(mixes, scale, base, n)
-    pre, post, comb = a.split((n, n, n * n), -1)
+    gates, comb = a.split((2 * n, n * n), -1)
+    pre, post = _sigmoid(gates).chunk(2, -1)
     comb = sinkhorn.forward(comb.unflatten(-1, (n, n)), n_iters, eps, "deepseek", "rows", out_dtype)
     return (
-        (_sigmoid(pre) + pre_eps).to(out_dtype),
-        (post_mult * _sigmoid(post) + post_eps).to(out_dtype),
+        (pre + pre_eps).to(out_dtype),
+        (post_mult * post + post_eps).to(out_dtype),
         comb if comb_order == "io" else comb.mT.contiguous(),
     )
 
