@@ -200,6 +200,70 @@ def test_planted_in_an_amd_listing(rule, old, new):
     expect(rule, amd(GCN.replace(old, new)))
 
 
+# what LLVM makes of program % batch: s16 is the number of a workgroup, s6 the batch
+REMAINDER = """
+	s_abs_i32 s1, s16
+	s_abs_i32 s7, s6
+	v_cvt_f32_u32_e32 v1, s7
+	s_sub_i32 s10, 0, s7
+	s_xor_b32 s0, s16, s6
+	s_ashr_i32 s0, s0, 31
+	v_rcp_iflag_f32_e32 v1, v1
+	v_mul_f32_e32 v1, 0x4f7ffffe, v1
+	v_cvt_u32_f32_e32 v1, v1
+	v_mul_lo_u32 v2, s10, v1
+	v_mul_hi_u32 v2, v1, v2
+	v_add_u32_e32 v1, v1, v2
+	v_mul_hi_u32 v1, s1, v1
+	v_mul_lo_u32 v2, v1, s7
+	v_sub_u32_e32 v2, s1, v2
+	v_add_u32_e32 v3, 1, v1
+	v_subrev_u32_e32 v4, s7, v2
+	v_cmp_le_u32_e32 vcc, s7, v2
+	v_cndmask_b32_e32 v1, v1, v3, vcc
+	v_cndmask_b32_e32 v2, v2, v4, vcc
+	v_add_u32_e32 v3, 1, v1
+	v_cmp_le_u32_e32 vcc, s7, v2
+	v_cndmask_b32_e32 v1, v1, v3, vcc
+	v_xor_b32_e32 v1, s0, v1
+	v_subrev_u32_e32 v8, s0, v1
+	v_mul_lo_u32 v1, v8, s6
+	v_sub_u32_e32 v4, s16, v1
+"""
+MULTIPLE = "	s_movk_i32 s0, {}\n	v_mul_lo_u32 v4, v4, s0\n"
+
+
+def doubtful(made: str) -> int:
+    """Stores whose offset v4 may be negative, where this makes v4."""
+    store = "	buffer_store_dwordx4 v[0:3], v4, s[0:3], 0 offen"
+    listing = GCN.replace(store, f"{made}{store} offset:448")
+    asked = '	.section	.rodata,"a",@progbits\n'
+    return amd(listing.replace(asked, f"{asked}	.amdhsa_user_sgpr_count 16\n")).counts.get(
+        "negative offset", 0
+    )
+
+
+def test_a_remainder_of_the_number_of_a_workgroup_is_not_negative():
+    assert doubtful(REMAINDER) == 0
+    assert doubtful(REMAINDER + MULTIPLE.format("0x420")) == 0
+    assert doubtful(REMAINDER + MULTIPLE.format("0xff70")) == 1
+    # a lane's number, or one that an argument gives, may be less than what is subtracted
+    assert doubtful(REMAINDER.replace("s16", "v0")) == doubtful(REMAINDER.replace("s16", "s17")) == 1
+
+
+def test_any_other_division_may_leave_a_negative_remainder():
+    lines = REMAINDER.strip("\n").splitlines()
+    for left_out in range(len(lines) - 1):
+        assert doubtful("\n".join(lines[:left_out] + lines[left_out + 1 :]) + "\n") == 1, lines[left_out]
+    for old, new in (
+        (", 1, v1", ", 2, v1"),
+        ("v8, s6", "v8, s7"),
+        ("s16, v1", "s6, v1"),
+        ("v3, vcc", "v1, vcc"),
+    ):
+        assert doubtful(REMAINDER.replace(old, new)) == 1, old
+
+
 @pytest.mark.parametrize(
     ("rule", "binary"),
     [

@@ -7,10 +7,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from helion_sinkhorn.lab.machine.mnemonics import GCN, PATTERNS, SASS, classify, disassembled
+from helion_sinkhorn.lab.machine.buffer_offsets import negative_offsets
+from helion_sinkhorn.lab.machine.mnemonics import (
+    ENCODING,
+    GCN,
+    PATTERNS,
+    SASS,
+    classify,
+    disassembled,
+    gcn_instructions,
+)
 from helion_sinkhorn.lab.machine.thread_path import executed
 
 # ------------------------------------------------------------------------------- what it computes with
@@ -22,8 +31,6 @@ CARRIES = re.compile(
 )
 """Matches an instruction that moves or compares numbers and rounds none."""
 PTX = re.compile(r"\s+(?:@!?%p\d+\s+)?(?P<op>[a-z][\w.:]*)\s")
-ENCODING = re.compile(r"_(e32|e64|dpp|sdwa)$")
-"""Matches how a GCN instruction is encoded, at the end of its name."""
 
 
 def arithmetic(ops: Iterable[str]) -> dict[str, int]:
@@ -78,47 +85,6 @@ def contested_fusions(ptx: str) -> int:
         addend = match["sources"].split(",")[-1].strip()
         found += match["op"] == "fma.rn.f32" and made.get(addend) == "mul.f32"
         made[match["to"]] = match["op"]
-    return found
-
-
-DIFFERENCE = re.compile(r"v_sub_u32|v_subrev_u32")
-CARRIES_SIGN = re.compile(
-    r"v_(add3?|sub|subrev|lshl_add|add_lshl)_u32|v_lshlrev_b32|v_mul_lo_u32|v_(mov|cndmask)_b32"
-)
-"""Instructions whose result may be negative if a source may be."""
-
-
-def gcn_instructions(text: str) -> Iterator[tuple[str, list[str], bool]]:
-    """Each instruction of AMD's listing: the operation without its encoding, its operands (an empty one if
-    there are none), and whether it is inline assembly."""
-    assembly = False
-    for line in text.splitlines():
-        if ";;#ASM" in line:
-            assembly = "START" in line
-        elif (match := GCN.match(line)) and match["op"]:
-            operands = [operand.strip() for operand in match["rest"].split(",")]
-            yield ENCODING.sub("", match["op"]), operands, assembly
-
-
-def negative_offsets(text: str) -> int:
-    """AMD's buffer instructions that add an immediate to a register offset from which a lane subtracted.
-    Such an offset may be negative, and is then out of range even where the immediate makes the sum positive
-    (LLVM's AMDGPU target, splitBufferOffsets).  Follows registers in the order of the text.
-    """
-    found, differences = 0, set()
-    for op, (to, *sources), _ in gcn_instructions(text):
-        if op.startswith("buffer_"):
-            modifiers = (sources or [to])[-1]
-            offset = to if re.search(r"\blds\b", modifiers) else sources[0]
-            found += offset in differences and re.search(r"\boffset:[1-9]", modifiers) is not None
-            continue
-        subtrahend = sources[:1] if op.startswith("v_subrev") else sources[1:]
-        made = DIFFERENCE.fullmatch(op) and any(re.match(r"v\d", s) for s in subtrahend)
-        carried = CARRIES_SIGN.fullmatch(op) and not differences.isdisjoint(sources)
-        if made or carried:
-            differences.add(to)
-        else:
-            differences.discard(to)
     return found
 
 
@@ -193,7 +159,9 @@ def amd_facts(amdgcn: str) -> dict[str, Any]:
     if re.search(r"\b0x7fff\b", code) and "v_add3_u32" in ops:
         operations["v_add3_u32"] = ops.count("v_add3_u32")
     counts = classify(ops)
-    if doubtful := negative_offsets(code):
+    # the launch puts the number of a workgroup behind what the program asks for
+    asked = re.search(r"\.amdhsa_user_sgpr_count (\d+)", amdgcn)
+    if doubtful := negative_offsets(code, f"s{asked[1]}" if asked else "no register"):
         counts["negative offset"] = doubtful
     if early := assembly_behind_matrix(code):
         counts["assembly behind matrix"] = early

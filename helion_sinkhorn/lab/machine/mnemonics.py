@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 # SASS and GCN mnemonics; an instruction may belong to several classes
 CLASSES = {
@@ -37,6 +37,9 @@ SASS = re.compile(
 )
 GCN = re.compile(r"(?P<label>\.L\w+):|\t(?P<guard>(?!))?(?P<op>[a-z]\w+)(?P<rest>[^;]*)")
 
+ENCODING = re.compile(r"_(e32|e64|dpp|sdwa)$")
+"""Matches how a GCN instruction is encoded, at the end of its name."""
+
 
 def classify(ops: Sequence[str]) -> dict[str, int]:
     """Instructions by class, classes without one left out."""
@@ -63,3 +66,15 @@ def disassembled(text: str, grammar: re.Pattern[str]) -> tuple[list[str], list[t
         ops.append(found["op"])
     inner = [a for a in loops if not any(b != a and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
     return ops, inner
+
+
+def gcn_instructions(text: str) -> Iterator[tuple[str, list[str], bool]]:
+    """Each instruction of AMD's listing: the operation without its encoding, its operands (an empty one if
+    there are none), and whether it is inline assembly."""
+    assembly = False
+    for line in text.splitlines():
+        if ";;#ASM" in line:
+            assembly = "START" in line
+        elif (match := GCN.match(line)) and match["op"]:
+            operands = [operand.strip() for operand in match["rest"].split(",")]
+            yield ENCODING.sub("", match["op"]), operands, assembly
