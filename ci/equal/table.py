@@ -32,12 +32,14 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "hc_site_unused_pre:y,post,comb,dx",
         "hc_site_unused_pre:boundary streams,boundary y,boundary pre,boundary post,boundary comb",
         "hc_site_unused_pre:boundary df,boundary dx,boundary dpost,boundary dcomb,boundary dweights",
+        "hc_site_unused_pre:hc_boundary_last,hc_boundary_second,hc_boundary_finish",
     ),
     "dot_compress": ("dot_tail",),
     "balance": ("balance_sinkgd", "balance_columns_last"),
     "balance_step": ("balance_step_two_rows",),
+    "quantize": ("quantize_fp32", "quantize_mx"),
 }
-"""By operator of ci/operators, NAME or NAME:RESULT,...; each compiles in minutes."""
+"""By operator of ci/operators, NAME, NAME:RESULT,... or NAME:KERNEL,...; each compiles in minutes."""
 
 
 @dataclass(frozen=True)
