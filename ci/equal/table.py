@@ -11,7 +11,7 @@ from helion_sinkhorn.runtime.kernel import Choice
 STEPS = 1 << 9
 """Entries times iterations of a workload: in the ring a few matrices show as much as many."""
 WORKLOADS: dict[str, tuple[str, ...]] = {
-    "sinkhorn": ("two_matrices", "other_eps", "mhc_one_iteration", "peaked_identity_8_one_iteration"),
+    "sinkhorn": ("two_matrices", "other_eps", "mhc_one_iteration", "beyond_exp_log"),
     "implicit": ("implicit_two",),
     # gradients of marginals are finished by PyTorch, in floats
     "sinkhorn_large": ("large_one_iteration:P,dX", "large_rows:P,dX"),
