@@ -74,10 +74,12 @@ def alone(workload: Any, kernel: str, device: Device, place: str, served: bool) 
     evidence = operator_for(workload)
     trial, call = evidence.trials[kernel], dict(evidence.kernel_calls(workload))[kernel]
     operands = [t.to(place) if t is not None else t for t in trial.operands(call, FEW, "cpu")]
-    configs = {choose(KERNELS[kernel], call, FEW, device): None}
+    chosen = choose(KERNELS[kernel], call, FEW, device)
+    configs = {chosen: None}
     if not served:
         others = default_choice(KERNELS[kernel], call, device), *beside(KERNELS[kernel], call, device)
-        configs |= dict.fromkeys(others)
+        # operands of a trial that another variant reads are other numbers
+        configs |= dict.fromkeys(c for c in others if dict(c.variant) == dict(chosen.variant))
     for choice in configs:
         yield from of_choice(trial, workload, call, choice, workload.name, operands)
 
