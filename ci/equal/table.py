@@ -18,6 +18,7 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     "linear_attention": (
         "attention_unused_end:o,end,dq,dk,dv,dg,dgk,dinitial_state",
         "attention_unused_end:chunked o,chunked end",
+        "attention_ungated:dq,dk,dv",
     ),
     # and so is dfn
     "hc_mixes": ("mixes_narrow:mixes,dx",),
