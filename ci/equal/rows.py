@@ -11,6 +11,7 @@ import torch
 
 from ci.equal import run, stored
 from ci.equal.compare import Row
+from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.lab.workloads import WORKLOADS
 from helion_sinkhorn.runtime.launch import device_of
 
@@ -21,23 +22,26 @@ def of_device(
     """The results of a device that is emulated, or of the GPU at hand, and what did not run.
 
     Args:
-        names: NAME or NAME:RESULT,...
+        names: NAME, NAME:RESULT,... or NAME:KERNEL,...
         served: only the configs that calls get.
         kernels: those of which every stored config is run.
     """
     found: list[run.Made] = []
     failed: list[str] = []
     with run.emulated(key, cache) if key else run.on_gpu(cache) as place:
+        device = device_of(torch.empty(0, device=place))
         for text in names:
             name, _, results = text.partition(":")
             begin = time.monotonic()
             try:
                 wanted = frozenset(filter(None, results.split(",")))
-                found += run.made(WORKLOADS[name], wanted, place, served)
+                for kernel in sorted(wanted & KERNELS.keys()):
+                    found += stored.alone(WORKLOADS[name], kernel, device, place, served)
+                if not wanted or wanted - KERNELS.keys():
+                    found += run.made(WORKLOADS[name], wanted, place, served)
             except Exception as error:
                 failed.append(f"{name} on {key or 'this GPU'}: {type(error).__name__}: {error}")
             print(f"{key or 'GPU'}: {name}, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-        device = device_of(torch.empty(0, device=place))
         for kernel in kernels:
             found += stored.made(kernel, device, place, failed)
 

@@ -1,4 +1,4 @@
-"""Every stored config of a device, each kernel by itself in the calls that it is stored for."""
+"""Kernels by themselves: every stored config in its calls, and those that no result of a workload shows."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ci.equal.run import Made, digest, informative, recorded
+from ci.equal.run import Made, beside, digest, informative, recorded
 from ci.equal.table import classes_of
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Key
-from helion_sinkhorn.lab.operators import KERNELS, operator_of
+from helion_sinkhorn.lab.operators import KERNELS, operator_for, operator_of
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice, default_choice
+from helion_sinkhorn.runtime.launch import choose
 
 FEW = 2
 """Matrices or tokens of a call, and iterations without eps."""
@@ -66,6 +67,21 @@ def made(kernel: str, device: Device, place: str, failed: list[str]) -> Iterator
                 failed.append(f"{named(key)}: {choice}: {type(error).__name__}: {error}")
         print(f"{device.key}: {kernel}, {call}: {len(configs)} configs, {time.monotonic() - begin:.0f} s",
               file=sys.stderr, flush=True)  # fmt: skip
+
+
+def alone(workload: Any, kernel: str, device: Device, place: str, served: bool) -> Iterator[Made]:
+    """What a kernel writes in its call of a workload, with the config that this call gets and with others."""
+    evidence = operator_for(workload)
+    trial, call = evidence.trials[kernel], dict(evidence.kernel_calls(workload))[kernel]
+    operands = [t.to(place) if t is not None else t for t in trial.operands(call, FEW, "cpu")]
+    chosen = choose(KERNELS[kernel], call, FEW, device)
+    configs = {chosen: None}
+    if not served:
+        others = default_choice(KERNELS[kernel], call, device), *beside(KERNELS[kernel], call, device)
+        # operands of a trial that another variant reads are other numbers
+        configs |= dict.fromkeys(c for c in others if dict(c.variant) == dict(chosen.variant))
+    for choice in configs:
+        yield from of_choice(trial, workload, call, choice, workload.name, operands)
 
 
 def of_choice(

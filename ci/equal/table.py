@@ -11,13 +11,14 @@ from helion_sinkhorn.runtime.kernel import Choice
 STEPS = 1 << 9
 """Entries times iterations of a workload: in the ring a few matrices show as much as many."""
 WORKLOADS: dict[str, tuple[str, ...]] = {
-    "sinkhorn": ("two_matrices", "other_eps", "mhc_one_iteration", "peaked_identity_8_one_iteration"),
+    "sinkhorn": ("two_matrices", "other_eps", "mhc_one_iteration", "beyond_exp_log"),
     "implicit": ("implicit_two",),
-    # gradients of marginals are finished by PyTorch, in floats
-    "sinkhorn_large": ("large_one_iteration:P,dX", "large_rows:P,dX"),
+    # gradients of marginals are finished by PyTorch, in floats; in more iterations maxima depend on the order
+    "sinkhorn_large": ("large_one_iteration:P,dX",),
     "linear_attention": (
         "attention_unused_end:o,end,dq,dk,dv,dg,dgk,dinitial_state",
         "attention_unused_end:chunked o,chunked end",
+        "attention_ungated:dq,dk,dv",
     ),
     # and so is dfn
     "hc_mixes": ("mixes_narrow:mixes,dx",),
@@ -32,12 +33,14 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "hc_site_unused_pre:y,post,comb,dx",
         "hc_site_unused_pre:boundary streams,boundary y,boundary pre,boundary post,boundary comb",
         "hc_site_unused_pre:boundary df,boundary dx,boundary dpost,boundary dcomb,boundary dweights",
+        "hc_site_unused_pre:hc_boundary_last,hc_boundary_second,hc_boundary_finish",
     ),
     "dot_compress": ("dot_tail",),
     "balance": ("balance_sinkgd", "balance_columns_last"),
     "balance_step": ("balance_step_two_rows",),
+    "quantize": ("quantize_fp32", "quantize_mx"),
 }
-"""By operator of ci/operators, NAME or NAME:RESULT,...; each compiles in minutes."""
+"""By operator of ci/operators, NAME, NAME:RESULT,... or NAME:KERNEL,...; each compiles in minutes."""
 
 
 @dataclass(frozen=True)
