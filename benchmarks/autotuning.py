@@ -7,13 +7,15 @@ import gc
 import sys
 
 WARMUP_MILLISECONDS, MILLISECONDS = 1, 5
-"""For each config, instead of Triton's 25 and 100: a kernel of peers has up to 48 of them."""
+"""Milliseconds for each config, instead of Triton's 25 and 100: other packages' kernels have up to 48
+configs.
+"""
 
 
 def forget() -> int:
-    """Let every autotuned kernel of this process choose again at its next call; how many they are.
+    """Let every autotuned kernel of this process choose again at its next call; return their number.
 
-    Jobs get ready side by side and disturb each other's choices.  What they compiled stays.
+    Jobs that get ready side by side disturb each other's choices.  Compiled code is kept.
     """
     if "triton.runtime.autotuner" not in sys.modules:
         return 0

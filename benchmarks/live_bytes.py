@@ -1,4 +1,4 @@
-"""How many bytes of tensors somebody holds, on any device."""
+"""The bytes of tensors that are still referred to, on any device."""
 
 from __future__ import annotations
 

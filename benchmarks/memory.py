@@ -11,7 +11,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def clear() -> None:
-    """Free what the calls before have left."""
+    """Free the memory that earlier calls left."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -95,7 +95,7 @@ def milliseconds(function: Callable[[torch.Tensor], torch.Tensor], h: torch.Tens
 
 @torch.no_grad()
 def main(words: list[str] | None = None) -> float | None:
-    """Largest difference of what a graph serves from what the model computes; None without a graph."""
+    """The largest difference of a graph's results from the model's; None without a graph."""
     args = make_parser().parse_args(words)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)

@@ -89,7 +89,7 @@ def test_transformers_is_patched_and_restored(capsys, model, heads):
     assert f"Patched(connections=4, heads={heads}, layers=2)" in capsys.readouterr().out
 
 
-def test_a_served_model_says_the_same_with_this_residual_path(capsys):
+def test_a_used_model_says_the_same_with_this_residual_path(capsys):
     pytest.importorskip("transformers", reason="needs the oracle extra: pip install transformers==5.23.0")
     from examples import serve_transformers
 

@@ -1,4 +1,4 @@
-"""What two models make of the same tokens, and how far apart float32 lets them be."""
+"""The difference of two models on the same tokens, and the difference that float32 allows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def move(model: torch.nn.Module, generator: torch.Generator) -> None:
 def sensitivity(model: torch.nn.Module, tokens: torch.Tensor) -> dict[str, float]:
     """The most that each result moves when parameters are moved, in DRAWS draws.
 
-    Nobody can ask a float32 evaluation for less: to round the parameters alone does as much.
+    No float32 evaluation can be held to less, because rounding the parameters alone does as much.
     """
     exact, largest = results(model, tokens), dict[str, float]()
     for seed in range(DRAWS):

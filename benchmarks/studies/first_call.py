@@ -84,7 +84,7 @@ def rows(n: int, state: str, laps: Laps) -> Iterator[Row]:
 
 
 def others(path: Path, now: Row) -> list[Row]:
-    """The rows of a file that are of another device or stack."""
+    """The rows of a file for other devices or stacks."""
     if not path.exists():
         return []
     with path.open(newline="") as file:

@@ -59,7 +59,7 @@ def test_wrong_flags_end_the_run(flags, capsys):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_entry_is_judged(dtype):
+def test_every_entry_is_tested(dtype):
     (case,) = parts.cases(parts.parse(SHAPE), dtype)
     (update,) = parts.inputs(case, "cpu")
     out = sinkhorn_balance(update)

@@ -107,7 +107,7 @@ def test_another_function_has_a_large_error(monkeypatch):
     assert found["backward"]["error"] > 0.1
 
 
-def test_only_judged_tokens_have_an_upstream_gradient(monkeypatch):
+def test_only_tested_tokens_have_an_upstream_gradient(monkeypatch):
     """The gradient of fn, a sum over all tokens, is then that of the tokens computed in float64."""
     monkeypatch.setattr(tasks, "JUDGED", 3)
     case = tasks.Case(tasks.Job(peers.OURS, "site", (), device="cpu"), TOKENS, COLUMNS)

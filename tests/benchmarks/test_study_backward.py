@@ -1,4 +1,4 @@
-"""docs/sinkhorn.md shows the errors of the present gradients, not those of kernels before them."""
+"""docs/sinkhorn.md shows the errors of the present gradients."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def test_no_power_of_two_of_positions_has_equal_inputs(judged):
         ("attention_unused_o", attention_eager, slice(0, 2), "dk"),
     ],
 )  # fmt: skip
-def test_an_operator_without_one_upstream_gradient_is_judged(monkeypatch, name, module, upstream, of):
+def test_an_operator_without_one_upstream_gradient_is_tested(monkeypatch, name, module, upstream, of):
     """The CPU path loses all gradients as soon as one of the results is unused."""
     right = module.backward
 
@@ -363,7 +363,7 @@ def test_every_candidate_is_compiled_for_every_kind_of_batch(monkeypatch, batch,
 
 
 @pytest.mark.parametrize("ahead", [1, 4, 16])
-def test_a_workload_is_judged_soon_after_it_is_compiled(ahead):
+def test_a_workload_is_tested_soon_after_it_is_compiled(ahead):
     """Not after all others: what is not tested when the seconds are over is called wrong."""
     names = [f"w{k}" for k in range(20)]
     tasks = list(accuracy.in_turns(names, 4, ahead))
@@ -398,7 +398,7 @@ def test_one_failing_workload_leaves_the_others():
     assert accuracy.failures(record) == ["KeyError: 'no such workload'"]
 
 
-def test_kernels_are_judged_with_the_default_and_every_committed_config(monkeypatch, tmp_path):
+def test_kernels_are_tested_with_the_default_and_every_committed_config(monkeypatch, tmp_path):
     """The bodies themselves, interpreted, chosen as on a GPU."""
     from helion_sinkhorn.configs import store
     from helion_sinkhorn.ops.sinkhorn import launch
@@ -435,7 +435,7 @@ def test_kernels_are_judged_with_the_default_and_every_committed_config(monkeypa
 
 
 @pytest.mark.parametrize("name", ["implicit_mhc", "implicit_wide_4x8", "implicit_64"])
-def test_both_solvers_are_judged_for_every_system(name):
+def test_both_solvers_are_tested_for_every_system(name):
     """The implicit bodies, interpreted; the one that sinkhorn would take is what a call runs."""
     workload, p, dy, truths = ground(name)
     few = slice(0, 6)
@@ -453,7 +453,7 @@ def test_both_solvers_are_judged_for_every_system(name):
         assert truth.judge(whole).passes
 
 
-def test_systems_for_comparison_are_judged_where_they_are_meant():
+def test_systems_for_comparison_are_tested_where_they_are_meant():
     everything, corrected = set(JUDGED), {"implicit dX (direct)", "implicit dX (cg)"}
     # not square, far from a fixed point, too few steps
     expected = {
@@ -466,7 +466,7 @@ def test_systems_for_comparison_are_judged_where_they_are_meant():
 
 @pytest.mark.nightly("one to three minutes of interpreted bodies; linear_attention/ judges them always")
 @pytest.mark.parametrize("name", ["attention_packed", "attention_every_gate", "attention_chunks"])
-def test_every_result_of_linear_attention_is_judged_by_element(name):
+def test_every_result_of_linear_attention_is_tested_by_element(name):
     """The bodies, interpreted, on more elements than have a truth; a packing of sequences is an element."""
     workload, *inputs, truths = ground(name)
     full = [accuracy.filled(x, 3) for x in inputs]
@@ -480,7 +480,7 @@ def test_every_result_of_linear_attention_is_judged_by_element(name):
         assert torch.equal(candidate.run(*[x[1:2] for x in full]), result[1:2])
 
 
-def test_gates_of_sides_that_share_a_call_are_both_judged():
+def test_gates_of_sides_that_share_a_call_are_both_tested():
     workload = dataclasses.replace(WORKLOADS["attention_every_gate"], dv=8)
     calls = [call for kernel, call in kernel_calls(workload) if kernel == "linear_attention_gates"]
     assert len(calls) == 2

@@ -67,7 +67,7 @@ def test_what_is_computed_in_float64_is_right(operator):
     assert attack.verdicts(run, on, ()) == []
 
 
-def test_each_is_judged_by_results_that_there_are():
+def test_each_is_tested_by_results_that_there_are():
     for operator in attack.WRONG:
         results = {
             w.name: {*operator_for(w).results(w)}

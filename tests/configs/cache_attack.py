@@ -120,7 +120,7 @@ def attacked(data: dict[str, Any], rng: random.Random) -> tuple[str, bytes]:
 
 
 def attack_files(count: int, seed: int) -> dict[str, Any]:
-    """Files of shipped entries, changed; what serves their keys afterwards is told.
+    """Changed files of shipped entries, and the entries that their keys then get.
 
     A config that another value turns into another one of its kernel's space is used, as one written by hand
     would be: `another` counts these.  `wrong` counts what no attack may do.

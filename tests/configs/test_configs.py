@@ -395,7 +395,7 @@ def test_own_entry_goes_before_the_family_s(shipped, caplog):
         ("3.5", "3.6", "h200"),
     ],
 )
-def test_of_own_and_a_relative_s_entry_the_one_of_the_first_triton_is_served(
+def test_of_own_and_a_relative_s_entry_the_one_of_the_first_triton_is_used(
     running, own, name, shipped, monkeypatch
 ):
     monkeypatch.setattr(store, "triton_minor", lambda: running)

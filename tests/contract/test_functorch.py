@@ -1,4 +1,4 @@
-"""Every operator within the transforms of torch.func: mapped, differentiated, and both."""
+"""Every operator inside the transforms of torch.func: mapped, differentiated, and both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every operator, however torch comes to call it, with each argument trained alone and each one frozen."""
+"""Every operator, called in every way of torch, with each argument trained alone and each one frozen."""
 
 from __future__ import annotations
 

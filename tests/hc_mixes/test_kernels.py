@@ -64,7 +64,7 @@ def test_the_gate_runs_these_kernels(workload, name):
 
 
 @pytest.mark.parametrize("name", ["mixes_one_row", "mixes_odd"])
-def test_the_calls_of_a_workload_are_those_that_are_served(name, monkeypatch):
+def test_the_calls_of_a_workload_are_those_that_are_used(name, monkeypatch):
     served = []
 
     def recorded(kernel, call, *arguments, **options):

@@ -216,7 +216,7 @@ def test_what_the_gate_judges(operator, name, kernels):
         *(pytest.param(name, marks=BY_NIGHT) for name in ("hc_site_odd", "hc_site_constants")),
     ],
 )
-def test_every_result_of_the_kernels_is_judged_on_random_inputs(name):
+def test_every_result_of_the_kernels_is_tested_on_random_inputs(name):
     """The candidates of each kernel are within a truth of their own."""
     workload = WORKLOADS[name]
     given = of_site.inputs(workload, 1)

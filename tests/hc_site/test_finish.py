@@ -1,4 +1,4 @@
-"""What ends a boundary of few tokens in one launch has the numbers of the three launches of many."""
+"""The single launch that ends a boundary of few tokens gives the numbers of the three launches of many."""
 
 from __future__ import annotations
 

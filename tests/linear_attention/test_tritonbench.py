@@ -88,7 +88,7 @@ def test_who_refuses_what():
     assert parts.BACKENDS["helion_chunked"].refuses(*wide) == "chunks take Dk up to 128, this is 129"
 
 
-def test_every_sequence_and_head_is_judged():
+def test_every_sequence_and_head_is_tested():
     given, do = inputs(8, "g_gamma", "--heads", "3", "--dk", "8", "--dv", "6")
     exact, allowed = parts.exact_results(given, do), parts.budgets(given, do, "recurrent")
     o = parts.eager(*given)

@@ -1,4 +1,4 @@
-"""Which calls one compiled program serves."""
+"""Which calls use one compiled program."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_nor_in_the_capture_of_a_graph(monkeypatch):
 
 
 def test_a_refusal_is_of_one_call_and_device(monkeypatch, caplog):
-    """The same config serves other calls, of which nothing is known."""
+    """Other calls use the same config, and nothing is known of them."""
     monkeypatch.setattr(choices, "refused", set())
     for _ in range(2):
         choices.refuse(STORED, "a call", DEVICES["h200"], RuntimeError("out of resource: shared memory"))

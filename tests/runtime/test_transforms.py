@@ -1,4 +1,4 @@
-"""What transforms of torch.func leave behind, and what an operator without one says."""
+"""The tensors that transforms of torch.func leave, and the errors of operators without a transform."""
 
 from __future__ import annotations
 

@@ -307,7 +307,7 @@ def test_history_in_slices_of_the_batch(monkeypatch):
 
 @pytest.mark.parametrize(("iters", "is_kept"), [(20, True), (10_000, False)])
 def test_many_iterations_keep_no_history_for_every_persistent_block(iters, is_kept):
-    """A config tuned for 20 iterations serves any number of them; one matrix had 3.9 GB of scratch."""
+    """A config tuned for 20 iterations is used for any number; one matrix once had 3.9 GB of scratch."""
     device, row = DEVICES["h200"], KERNELS["sinkhorn_backward_history"]
     call = SinkhornCall(False, 1, "float32", 16, 16, iters)
     of_space = candidates(row, call, device)

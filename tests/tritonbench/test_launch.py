@@ -107,7 +107,7 @@ def test_a_prefix_names_what_can_run_here():
     assert statuses(WRONG, [[*SMALL.split(), "--only", only, *mode] for only in begins]) == [*begins.values()]
 
 
-def test_a_baseline_that_is_judged_late_spoils_no_other():
+def test_a_baseline_that_is_tested_late_spoils_no_other():
     """Without a metric of eager alone it is tested when the next backend has left its last gradients."""
     words = [*SMALL.split(), "--mode", "bwd", "--only", "helion_sinkhorn", "--metrics", "latency,accuracy"]
     assert statuses("", [words]) == [0]

@@ -137,7 +137,7 @@ def test_right_backends_pass_and_what_an_operator_alone_can_get_wrong_fails(mode
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["hc_pre", "hc_post"])
-def test_every_entry_is_judged(name, dtype, monkeypatch):
+def test_every_entry_is_tested(name, dtype, monkeypatch):
     parts = parts_of(name)
     monkeypatch.setattr(parts, "PIECE_ENTRIES", 7 * 4 * 40)
     (case,) = parts.cases(parts.parse(SHAPES[name].split()), dtype)

@@ -96,7 +96,7 @@ def test_a_candidate_is_launched_without_helion_and_without_a_compiler(
         assert done.stdout.split("\n")[-2] == "False [True]"
 
 
-def test_a_kernel_that_shares_its_body_is_judged_by_its_own_launch():
+def test_a_kernel_that_shares_its_body_is_tested_by_its_own_launch():
     call = SiteCall("bfloat16", 4, 64, "float32")
     for name in ("hc_boundary_backward", "hc_boundary_second"):
         built, _ = judged_launch(DEVICE, Job(call, default_choice(KERNELS[name], call, DEVICE), 64))

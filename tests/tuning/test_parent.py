@@ -1,4 +1,4 @@
-"""A process that was started for another ends soon after that was killed, in the midst of its work."""
+"""A child process ends soon after its parent was killed, even during its work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line says to no command, and to names that nothing has."""
+"""The errors of the command line for a missing command and unknown names."""
 
 from __future__ import annotations
 

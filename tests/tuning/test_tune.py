@@ -207,7 +207,7 @@ def test_ranks_share_the_plan(world):
 # What is kept
 
 
-def test_the_winner_is_stored_and_served(tmp_path, monkeypatch):
+def test_the_winner_is_stored_and_used(tmp_path, monkeypatch):
     results, _ = run(tmp_path, lambda c, b: 100.0 if is_default(c) else 50.0 + len(str(c.config)))
     (result,) = results
     (entry,) = entries(tmp_path)
@@ -628,7 +628,7 @@ def test_a_config_that_its_judge_cannot_run_is_refused(monkeypatch, caplog):
     assert "cannot be tested: out of resources" in caplog.text
 
 
-def test_what_served_before_and_does_not_run_here_is_not_timed_as_the_default(tmp_path):
+def test_what_used_before_and_does_not_run_here_is_not_timed_as_the_default(tmp_path):
     """A stored choice that is refused makes way for the default, whose time was stored as its own."""
     first = candidates(KERNELS["sinkhorn_forward"], CALL, DEVICES["h200"])[3]
     list(run(tmp_path, lambda c, b: 50.0 if same(c, first) else 100.0)[0])

@@ -32,7 +32,7 @@ class Backend:
 
     build: Build
     config: Callable[..., str] = lambda *arguments: ""
-    """(logits, n_iters, form, first, mode) -> the configs that serve, in words."""
+    """(logits, n_iters, form, first, mode) -> the configs that are used, in words."""
     peer: bool = False
     """Whether it is of another package: may be absent, or refuse a shape, unless --only names it."""
     on_cpu: bool = True
