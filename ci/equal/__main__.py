@@ -68,9 +68,11 @@ def about(row: Device, emulated: bool) -> dict[str, object]:
 def main() -> int:
     amd = [k for k, d in DEVICES.items() if d.vendor == "amd"]
     options = make_parser(amd, list(KERNELS)).parse_args()
-    names = [name for of in table.WORKLOADS.values() for name in of] if options.stored is None else []
-    kernels = options.stored if options.stored or options.stored is None else list(KERNELS)
     emulated = bool(options.devices) or not torch.cuda.is_available()
+    names = [name for of in table.WORKLOADS.values() for name in of] if options.stored is None else []
+    if emulated:
+        names = [name for name in names if name not in table.NOT_EMULATED]
+    kernels = options.stored if options.stored or options.stored is None else list(KERNELS)
     devices = [DEVICES[key] for key in options.devices or EMULATED] if emulated else [current(0)]
     what = options.workloads or names, options.used, kernels or [], options.cache.resolve()
     found: dict[str, list[Row]] = {}
