@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -82,7 +81,7 @@ def _chunks(
 ) -> Iterator[tuple[slice, list[torch.Tensor]]]:
     """(tokens as a slice, their rows of each tensor, padded with zeros to one of the counts)."""
     tokens = tensors[0].size(0)
-    plain = list(map(_is_aligned, tensors, itertools.repeat(dtype)))
+    plain = [_is_aligned(t, dtype) for t in tensors]
     for begin in range(0, tokens, counts[-1]):
         there = min(counts[-1], tokens - begin)
         count = counts[bisect.bisect_left(counts, there)]
