@@ -76,13 +76,6 @@ def borrow(folder: Path, site_folders: list[str]) -> None:
     (packages / "borrowed.pth").write_text("".join(lines))
 
 
-def compile_ahead(python: Path, *modules: str) -> None:
-    """Begin to make the bytecode of what tests import, beside what follows: pip keeps one core busy."""
-    code = f"for name in {modules}:\n try: __import__(name)\n except ImportError: pass"
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.Popen([str(python), "-c", code], cwd=python.parent, **quiet)
-
-
 class Installer:
     """pip inside an environment, from an index or from a folder of wheels."""
 
@@ -128,8 +121,6 @@ def make(folder: Path, wheels: str | None) -> str:
     torch = host or find_torch(python)
     if torch is None:
         sys.exit(f"torch was installed in {folder} and does not import: run {python} -c 'import torch'")
-    if not host:
-        compile_ahead(python, "torch._inductor.compile_fx", "torch.distributed.tensor", "torch.export")
     older = folder / "helion-1.5.0"
     wanted = helion_for(torch.version) != "1.5.0" and not older.exists()
     if wanted and not install.beside(older, "helion==1.5.0"):
@@ -143,7 +134,6 @@ def make(folder: Path, wheels: str | None) -> str:
             if not wheels:
                 sys.exit(f"{oracle} could not be installed: see pip's message above")
             print(f"{oracle} is not in {wheels}: the tests that compare with it will be skipped")
-    compile_ahead(python, "helion", "pytest", "transformers.modeling_utils", "matplotlib.pyplot")
     origin = f"borrowed from {sys.executable}" if host else "of its own"
     return f"{folder}: torch {torch.version} {origin}, helion {helion_for(torch.version)}"
 
