@@ -1,4 +1,4 @@
-"""The inputs of `--op recurrent_linear_attention`, its backends, and what their results are held to."""
+"""The inputs of `--op recurrent_linear_attention`, its backends, and the bounds of their results."""
 
 from __future__ import annotations
 
