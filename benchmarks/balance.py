@@ -1,5 +1,5 @@
 """Jobs of `benchmarks.bench balance`: updates balanced by kernels, and by formulas of optimizers in PyTorch;
-and whole steps of optimizers, whose functions are those of `benchmarks.balance_steps`.
+and whole steps of optimizers, by the functions of `benchmarks.balance_steps`.
 
 us are medians of one replay of a CUDA graph of one call, for which the device waits.  The floor is what the
 passes of the kernels read and write, at the rate of a copy of the same matrix: the update for the norms, its

@@ -2,8 +2,8 @@
 
     python -m benchmarks.demo [--tokens 8192] [--no-compile]     # make demo; a minute on one CPU core
 
-The logits are those of an mHC step: one n x n matrix per token, a static part that favours
-the diagonal and a random part per token.  Exits with 1 when an error exceeds its bound.
+The logits are as in an mHC step: one n x n matrix per token, the sum of a static part that
+favours the diagonal and a random part.  Exits with 1 when an error exceeds its bound.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def most_allocated(run: Callable[[], object]) -> tuple[int, object]:
 
 
 def peak(function: Callable[..., object], leaves: Tensors, upstream: object) -> float:
-    """Bytes that backward allocates at most, relative to those of the gradients of `leaves`."""
+    """Peak bytes that backward allocates, relative to the gradients of `leaves`."""
     results = function(*leaves)
     most, _ = most_allocated(lambda: torch.autograd.grad(results, leaves, upstream))
     return most / sum(t.nbytes for t in leaves)

@@ -1,4 +1,4 @@
-"""Kernels of other repositories that are in no package one would install for them, loaded by file.
+"""Kernels of other repositories that no package installs, loaded by file.
 
 HELION_SINKHORN_PEERS names a folder with checkouts of TransformerEngine and Megatron-LM (its branch dev), or
 with no more than the FILES of them.  These import their own packages, of which a few names are enough: what

@@ -284,7 +284,7 @@ def commit() -> str:
 
 
 def finished(path: Path, like: dict[str, object]) -> dict[str, dict[str, object]]:
-    """The records without error in a run's artefact, if the facts of that run equal those of `like`."""
+    """The records without error in a run's artefact, if that run and `like` have the same facts."""
     if not path.exists():
         return {}
     before = json.loads(path.read_text())

@@ -102,7 +102,7 @@ class Options:
 
 
 def judge(name: str, key: str, options: Options) -> dict[str, object]:
-    """A workload's record, like that of accuracy.judge, with the statistics of each model."""
+    """A workload's record, as accuracy.judge returns it, with the statistics of each model."""
     device = launch.present(key, options.cache)  # before torch looks for a GPU
     torch.use_deterministic_algorithms(True)  # new memory holds NaN until it is written
     workload = WORKLOADS[name]

@@ -58,7 +58,7 @@ class Opinion:
     """Accepted by the rules in common use; None if these were not applied."""
 
     def within(self, most: dict[str, tuple[float, ...]]) -> bool:
-        """Whether no statistic exceeds those of correct implementations on the same inputs."""
+        """Whether no statistic is larger than for correct implementations on the same inputs."""
         return all(
             v <= limit for q, s in self.statistics.items() for v, limit in zip(size(s), most[q], strict=True)
         )

@@ -353,7 +353,7 @@ def stale(folder: Path, devices: Iterable[str], kernels: Iterable[str]) -> list[
 
 
 def matched(here: Path, before: Path, device: str, kernel: str, base: str, versions: Versions) -> File:
-    """The stale entries of this tree's file with those of the base commit's file, `here` and `before`."""
+    """The stale entries of this tree's file `here`, with the entries of the base commit's file `before`."""
     file, old, new = File(device, kernel, base), entries(before), entries(here)
     for name, (entry, run) in new.items():
         known = old[name][0] if name in old else None

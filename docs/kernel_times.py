@@ -1,6 +1,6 @@
 """Tables of the times that `make tune` stored, each from tuning_cache/ alone.
 
-A test fails when a kernel changes and its entries stay, so these times are those of the present kernels.
+A test fails when a kernel changes and its entries stay, so these times belong to the present kernels.
 """
 
 from __future__ import annotations

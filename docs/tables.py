@@ -174,7 +174,7 @@ def outside() -> str:
 
 
 def beside_inductor(artefact: dict[str, Any], name: str, record: dict[str, Any]) -> Iterator[float]:
-    """The largest absolute errors of a workload's results over those of torch.compile's kernels there."""
+    """A workload's largest absolute errors, divided by the errors of torch.compile's kernels on it."""
     for of, other in record.get("inductor", {}).items():
         if isinstance(other, dict) and (ours := compare.served(artefact, name, of)):
             yield ours["largest_absolute"] / other["largest_absolute"]

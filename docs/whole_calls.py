@@ -221,7 +221,7 @@ LAYERS = {
 
 
 def host(*names: str) -> str:
-    """Host time of a call's layers over that of `x * 2`, from files of several devices and Tritons."""
+    """Host time of a call's layers, relative to `x * 2`, from files of several devices and Tritons."""
     found: dict[str, list[tuple[float, float]]] = {layer: [] for layer in LAYERS}
     said = []
     for name in names:

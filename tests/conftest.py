@@ -15,7 +15,7 @@ import torch
 from processes import Compilers, Ranks
 from shared import FOLDER, NIGHTLY, once
 
-# the package reads it once: no code of another run, and none in the user's folder
+# the package reads it once; tests must not use code of an earlier run or the user's folder
 os.environ["HELION_SINKHORN_CACHE_DIR"] = "off"
 # nor configs or a device of the user's own
 for name in ("HELION_SINKHORN_TUNING_DIR", "HELION_SINKHORN_DEVICE"):

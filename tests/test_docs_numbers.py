@@ -1,4 +1,4 @@
-"""The numbers of README and docs are those of the files they come from."""
+"""The numbers of README and docs equal the files they come from."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The tritonbench operator `sinkhorn`; importing this package imports neither tritonbench nor Helion."""
+"""Operators for tritonbench; importing this package imports neither tritonbench nor Helion."""

@@ -1,4 +1,4 @@
-"""What a command line may say, known before torch is imported: run.py's flags and those of an operator."""
+"""Checks a command line before torch is imported: the flags of run.py and of an operator."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def flags_of(folder: Path) -> set[str]:
 
 
 def checked(arguments: Sequence[str]) -> list[str]:
-    """The names in --op, those of this package in lower case.
+    """The names in --op; names of this package are in lower case.
 
     Raises:
         SystemExit: 2 where a name, a mode or a flag is neither tritonbench's nor of one of these operators,
@@ -121,7 +121,7 @@ def checked(arguments: Sequence[str]) -> list[str]:
 
 
 def refuse_unknown(own: argparse.ArgumentParser, words: Iterable[str], known: set[str]) -> None:
-    """End the process at a flag that is not known; a word with a space in it is the value of another."""
+    """End the process at an unknown flag; a word with a space in it is a flag's value."""
     for word in words:
         flag = word.partition("=")[0]
         if flag.startswith("--") and " " not in flag and flag not in known:

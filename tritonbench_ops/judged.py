@@ -37,7 +37,7 @@ CALLS = 3
 
 
 def baselines(name: str) -> list[str]:
-    """Names of the baselines: one string in tritonbench of August 2025, a list in that of 2026."""
+    """Names of the baselines: tritonbench has one string in August 2025, and a list in 2026."""
     found = BASELINE_BENCHMARKS[name]
     return [found] if isinstance(found, str) else list(found)
 
@@ -54,7 +54,7 @@ def flat(*parts):
 
 
 def given(inputs):
-    """All tensors of an input, those of tuples in it too."""
+    """All tensors of an input, also inside tuples."""
     return [t for part in inputs if isinstance(part, torch.Tensor | tuple) for t in flat(part)]
 
 
@@ -81,7 +81,7 @@ class Judged(BenchmarkOperator):
 
             def drawn(self):
                 for inputs in draw(self):
-                    # on the CPU, so that a GPU's memory is that of the backends
+                    # on the CPU, so that only the backends use a GPU's memory
                     self.drawn = [t.to("cpu", copy=True) for t in given(inputs)]
                     yield inputs
 
@@ -203,7 +203,7 @@ class Judged(BenchmarkOperator):
         """
         self.restore_inputs(fn._name)
         for others in self.runs.values():
-            # before gradients in the leaves are those of this backend
+            # before this backend writes gradients to the leaves
             others.rest()
         runs = self.runs[fn._name]
         other, bits = runs.other, [t.to(self.device) for t in runs.first]
@@ -315,7 +315,7 @@ class Judged(BenchmarkOperator):
         return None if mode == "bwd" else detached(out), gradients
 
     def required(self) -> tuple[list[str], set[str]]:
-        """(backends that must be there and not raise, those of them whose result must be right)."""
+        """(backends that must run without an error, which of them must give a right result)."""
         raise NotImplementedError
 
     def run(self, *arguments, **options):

@@ -27,8 +27,8 @@ def failures(
         results: (x value, backend -> tritonbench's metrics of it) of each input that was completed.
         inputs: how many there should be.
         wanted: backends that have to be there at every input and not have raised.
-        judged: those of them whose result has to be right.
-        baselines: judged only beside another backend, so a missing judgement is no failure.
+        judged: the wanted backends whose result has to be right.
+        baselines: tested only if another backend runs, so a missing result is no failure.
         accurate: (x value, backend) -> whether its result was right.
     """
     found = []

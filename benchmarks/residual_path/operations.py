@@ -63,7 +63,7 @@ def coefficients(mixes, scale, base) -> Tensors:
 
 
 def site(f, x, fn, scale, base, comb_order: str = "io", **options) -> Tensors:
-    """The collapsed streams and the new ones; `comb_order` is that of the update alone."""
+    """The collapsed streams and the new ones; `comb_order` applies only to the update."""
     y, post, comb, _ = reference.hc_site(x, fn, scale, base, ITERATIONS, EPS, EPS, **options)
     return y, reference.hc_post(f, x, post, comb, comb_order=comb_order)
 

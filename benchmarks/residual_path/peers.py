@@ -162,7 +162,7 @@ _OI = "comb is [output, input]"
 
 
 class LigerMixes(torch.autograd.Function):
-    """Its two kernels of the projection, which it calls in one function with those of the coefficients."""
+    """Its two projection kernels, which it calls in one function with the coefficients' kernels."""
 
     @staticmethod
     def forward(ctx, x, phi):

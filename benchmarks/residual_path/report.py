@@ -42,7 +42,7 @@ PARTS_OF_A_SITE = "hc_mixes", "coefficients", "hc_pre", "hc_post"
 
 
 def read(path: Path, operation: str = "") -> list[Row]:
-    """Its rows, or those of one operation."""
+    """All its rows, or the rows of one operation."""
     with path.open(newline="") as file:
         return of(list(csv.DictReader(file)), operation)
 
@@ -144,7 +144,7 @@ def remarks(rows: list[Row], operation: str) -> list[str]:
 
 
 def of_other_runs(rows: list[Row], operation: str) -> list[str]:
-    """A line for each function with times of another run than the table's."""
+    """A line for each function whose times come from a different run than the table's."""
     rows, at = of(rows, operation), {}
     own = run_of(first_timed(rows))
     for row in rows:

@@ -154,7 +154,7 @@ def bytes_of(job: Job, tokens: int, hidden: int) -> tuple[dict[str, int], int]:
     """Bytes of each pass, for our inputs and results whoever computes; and how many inputs calls go round."""
     operation = OPERATIONS[job.operation]
     given = drawn(job.operation, tokens, hidden, job.device)
-    # the dtypes of the results are those of the streams, but of coefficients and mixes
+    # results have the dtype of the streams, except coefficients and mixes
     results = peers.load_eager(job.operation)(*given)
     size = sum(t.nbytes for t in given)
     count = 1 if job.device == "cpu" or size < CACHE_BYTES else max(1, ROTATED_BYTES // size)

@@ -42,7 +42,7 @@ COUNTED = 4, 1 << 17, "float32"
 
 @dataclass(frozen=True)
 class Job:
-    """What one child does; `functions` and the shape are those of a sweep."""
+    """What one child process does; `functions` and the shape belong to a sweep."""
 
     section: str
     task: str

@@ -120,7 +120,7 @@ def truth(
 
 
 def relative(dx: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Frobenius norm of the error of each matrix over that of its gradient."""
+    """Frobenius norm of each matrix's error, relative to the norm of its gradient."""
     error = (dx.double() - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
     return error.nan_to_num(nan=torch.inf)
 

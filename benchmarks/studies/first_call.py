@@ -1,8 +1,8 @@
 """Seconds of a process's first calls: imports, forward and backward, with empty caches and with full ones.
 
-On a GPU; elsewhere PyTorch computes the calls, and only the imports are those of a GPU.  A line a state:
+It is meant for a GPU: elsewhere PyTorch computes the calls, and only the import times hold.  A line a state:
 `empty` caches, `full` ones, and without generated code (`off`), which Helion makes, but with Triton's caches.
-Backward is that of a scalar loss, as in training; `backward(gradient)` makes PyTorch import SymPy, 0.3 to
+Backward starts from a scalar loss, as in training; `backward(gradient)` makes PyTorch import SymPy, 0.3 to
 0.6 s more.
 """
 

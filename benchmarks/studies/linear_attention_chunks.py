@@ -1,7 +1,7 @@
-"""Which rounding of chunked linear attention costs what: its equations in float64, some factors in bfloat16.
+"""What each rounding of chunked linear attention costs: its equations in float64, some factors in bfloat16.
 
 Inputs in bfloat16 as `benchmarks.bench linear_attention` draws them, T 2048, 4 heads, Dk 64, Dv 128, gk.
-Errors are root mean squares relative to that of the result, before its own rounding.
+Errors are root mean squares relative to the result's root mean square, before its own rounding.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What `recompute_streams` saves: memory of a deep stack of mHC sites, for several k.
 
-On a GPU or a CPU.  A sublayer is one linear map, which keeps its input: the figures are those of the residual
-path, and not of attention and MLP.  Bytes are counted storage by storage, without parameters and gradients.
+It runs on a GPU or a CPU.  A sublayer is one linear map, which keeps its input: the figures are for the
+residual path without attention and MLP.  Bytes are counted storage by storage, without parameters and
+gradients.
 """
 
 from __future__ import annotations

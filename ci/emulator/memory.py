@@ -32,7 +32,7 @@ class Finding(Exception):
 
 
 class Arena:
-    """Bytes at addresses; only those of regions are mapped."""
+    """Bytes at addresses; only regions are mapped."""
 
     def __init__(self, regions: dict[str, bytes | Array]):
         self.places: dict[str, tuple[int, int]] = {}

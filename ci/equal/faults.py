@@ -97,7 +97,7 @@ def nudged(t: torch.Tensor) -> torch.Tensor:
 
 
 def planted(operator: str, right: Run) -> list[Wrong]:
-    """The operator's faults, of another right implementation, and one term changed by one part in 10^7."""
+    """The operator's faults, another correct implementation, and one term changed by one part in 10^7."""
     folder = f"ci.operators.{FOLDERS.get(operator, operator)}"
     module = sys.modules[f"{folder}.wrong"]
     spec = importlib.util.spec_from_file_location(f"{operator}_faults", module.__file__)

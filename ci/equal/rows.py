@@ -19,12 +19,12 @@ from helion_sinkhorn.runtime.launch import device_of
 def of_device(
     key: str | None, names: list[str], served: bool, kernels: list[str], cache: Path
 ) -> tuple[list[Row], list[str]]:
-    """The results of a device that is emulated, or of the GPU at hand, and what did not run.
+    """The results of an emulated device or of the present GPU, and what did not run.
 
     Args:
         names: NAME, NAME:RESULT,... or NAME:KERNEL,...
         served: only the configs that calls get.
-        kernels: those of which every stored config is run.
+        kernels: kernels whose stored configs are all run.
     """
     found: list[run.Made] = []
     failed: list[str] = []

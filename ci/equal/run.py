@@ -100,7 +100,7 @@ def as_called(evidence: Evidence, workload: Any, name: str, device: Device, batc
 
 
 def made(workload: Any, wanted: frozenset[str], device: str, served: bool) -> Iterator[Made]:
-    """The results of a workload: with the configs that calls get, then each kernel with each of its configs.
+    """A workload's results with the configs that calls get, then with every config of each kernel.
 
     Args:
         wanted: results, all where there is none.

@@ -116,7 +116,7 @@ def left_by_the_last_launch() -> Change:
 
 
 def as_if_rows_had(length: int) -> Change:
-    """Rows read at multiples of another length."""
+    """Rows read with a wrong row length."""
 
     def change(t: torch.Tensor) -> torch.Tensor:
         rows = torch.arange(t.numel() // t.size(-1)) * length

@@ -22,7 +22,7 @@ SCALES = {"P": noticeable}
 def gap(of: str, a: torch.Tensor, b: torch.Tensor) -> dict[str, float]:
     """The distance of two results (K, n, m) of one dtype, which is reported and never a criterion.
 
-    relative and ulps (of their dtype) are those of the scale of `of`; flips: share of entries that differ
+    relative and ulps (of their dtype) refer to the scale of `of`; flips is the share of entries that differ
     after rounding to bfloat16.
     """
     kind = torch.finfo(a.dtype)

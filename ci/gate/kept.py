@@ -41,7 +41,7 @@ def text(artefact: dict[str, Any]) -> str:
 
 
 def updated(kept: dict[str, Any], artefact: dict[str, Any]) -> dict[str, Any]:
-    """A kept artefact whose workloads are replaced by those of a later run, each with the facts of its run.
+    """A kept artefact with the workloads of a later run put in, each with the facts of its run.
 
     Workloads that the run could not test stay unchanged.  An artefact of another device raises ValueError.
     """

@@ -1,4 +1,4 @@
-"""Parity: the errors of a result over those of another way to compute it."""
+"""Parity: the errors of a result, divided by the errors of another way to compute it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from helion_sinkhorn.lab.balance.evidence import truths
 @pytest.mark.parametrize("name", WORKLOADS)
 @pytest.mark.parametrize("share", SHARES)
 def test_parts_are_the_parts_of_the_whole(on_two_processes, name, share):
-    """Within the budget of the whole: the mean of the norms and the columns' norms are those of all rows."""
+    """Within the budget of the whole matrix: the mean norm and the column norms are over all rows."""
     found = torch.cat([of[name, share] for of in on_two_processes(balance_ranks.of_group)], 1)
     assert truths(WORKLOADS[name], *WORKLOADS[name].make_inputs())["u"].judge(found).reasons == []
 

@@ -108,7 +108,7 @@ def test_another_function_has_a_large_error(monkeypatch):
 
 
 def test_only_tested_tokens_have_an_upstream_gradient(monkeypatch):
-    """The gradient of fn, a sum over all tokens, is then that of the tokens computed in float64."""
+    """The gradient of fn, a sum over all tokens, then covers the tokens computed in float64."""
     monkeypatch.setattr(tasks, "JUDGED", 3)
     case = tasks.Case(tasks.Job(peers.OURS, "site", (), device="cpu"), TOKENS, COLUMNS)
     found = tasks.errors(case)
@@ -240,7 +240,7 @@ def test_times_of_another_run_are_named():
 
 
 def test_the_run_of_a_table_is_that_of_this_package(tmp_path):
-    """Not that of who stands first: torch.compile's rows of a boundary were of Triton 3.6, ours of 3.9."""
+    """The run of our rows, not of the first row: torch.compile ran under Triton 3.6, and ours under 3.9."""
     fields = {
         "operation": "boundary", "tokens": "8192", "columns": "4096", "pass": "forward", "error": "",
         "peak": "", "graph_us": "", "device": "a GPU", "torch_version": "2.11.0",

@@ -47,7 +47,7 @@ def test_the_picture_marks_what_is_exact_by_definition(tmp_path, monkeypatch):
 @pytest.mark.parametrize("method", ["exact", "corrected cg", "P frozen"])
 @pytest.mark.parametrize(("n", "n_iters"), [(4, 5), (4, 20)])
 def test_the_page_has_the_errors_of_today(n, n_iters, method):
-    """Within a factor of 4: the last digits are those of the machine that made the page."""
+    """Within a factor of 4: the last digits depend on the machine that made the page."""
     for name, before in zip(LOGITS, shown(n, n_iters, method), strict=True):
         x = study.logits_of(name, n)
         dy = study.make_cotangents(x)

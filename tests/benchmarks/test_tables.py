@@ -1,4 +1,4 @@
-"""Tables of dot compress and linear attention without a GPU, the command of all, and that of studies."""
+"""Tables of dot compress and linear attention without a GPU, and the commands bench and study."""
 
 from __future__ import annotations
 

@@ -321,7 +321,7 @@ def test_a_large_batch_has_more_than_65535_programs():
         tokens = batches.elements(workload, large=True) * getattr(workload, "tokens", 1)
         for kernel, call in kernel_calls(workload):
             config = dict(choose(KERNELS[kernel], call, tokens, DEVICES["h100"]).config)
-            # blocks of dot_compress are of rows, and those of chunks have no size to choose
+            # dot_compress has blocks of rows, and chunks have no size to choose
             each = 1 if isinstance(workload, DotWorkload) else config.get("block_sizes", [1])[0]
             if -(-tokens // each) <= 65_535:
                 few[kernel] = name, config

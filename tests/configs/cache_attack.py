@@ -201,7 +201,7 @@ def write_on(folder: Path, worker: int, first: int, acknowledged: int) -> None:
 
 
 def attack_tuners(kills: int, seed: int, workers: int = 8) -> dict[str, Any]:
-    """Tuners that write one file, one after another killed and begun again; what they lost is told."""
+    """Several tuners write one file and are killed and restarted in turn; reports what they lost."""
     rng, context = random.Random(seed), multiprocessing.get_context("fork")
     torn = 0
     with tempfile.TemporaryDirectory() as name:

@@ -518,7 +518,7 @@ def test_choice_does_not_depend_on_a_batch_without_entries(shipped):
     ],
 )  # fmt: skip
 def test_entries_of_the_running_triton_and_of_later_ones_come_first(shipped, monkeypatch, running, batch):
-    """A nearer batch of another version waits."""
+    """An entry of this version comes before a nearer batch of a different version."""
     made = {"": 128, "3.6": 64, "3.8": 512, "3.9": 400}
     write(shipped, [entry(b, **({"triton": v} if v else {})) for v, b in made.items()])
     monkeypatch.setattr(store, "triton_minor", lambda: running)

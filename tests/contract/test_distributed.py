@@ -70,7 +70,7 @@ def offset_of(dims):
 
 
 def compared(name, mesh, case, used=None, **options) -> dict:
-    """Results and gradients on distributed tensors against those of one process."""
+    """Results and gradients on distributed tensors equal the ones of one process."""
     row, (placement, of_upstream) = ROWS[name], CASES[case]
     # 5 tokens do not divide by two
     given, dims = row.arguments(5, 4, **options), row.token_dims()

@@ -32,7 +32,7 @@ def dims_of(row, which):
 
 
 def stacked(row, dims, **options):
-    """(arguments with mapped dimensions, those of each call)."""
+    """(arguments with mapped dimensions, the arguments of each single call)."""
     each = [[*row.arguments(2, 5, seed=k, **options).values()] for k in range(SIZE)]
     own = [[each[0][k] if d is None else one[k] for k, d in enumerate(dims)] for one in each]
     mapped = [own[0][k] if d is None else torch.stack([one[k] for one in own], d) for k, d in enumerate(dims)]
@@ -195,7 +195,7 @@ def test_jacobian_is_that_of_the_specification(name, row):
     every = tuple(range(len(given)))
     found = torch.func.jacrev(row.function, argnums=every)(*given)
     expected = torch.func.jacrev(row.specification, argnums=every)(*given)
-    # the implicit gradient is that of the fixed point, but for eps
+    # the implicit gradient belongs to the fixed point, except for eps
     limit = 1e-5 if "implicit" in name else 1e-10
     for a, b in zip(tree_leaves(found), tree_leaves(expected), strict=True):
         assert a.dtype == torch.float64

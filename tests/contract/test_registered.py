@@ -78,7 +78,7 @@ def test_opcheck(name, row, layout):
             x.detach().requires_grad_(leaf and x.is_floating_point()) if isinstance(x, torch.Tensor) else x
             for x in arguments
         ]
-        # AOTAutograd takes most of the time; the layouts of what it is given are those of fakes
+        # AOTAutograd takes most of the time; its inputs have the layouts of the fake tensors
         compiled = layout in ("contiguous", "no tokens") and not row.kernels
         tests = OF_ANY_SIZE if compiled else WITHOUT_AOT
         torch.library.opcheck(operator, tuple(leaves), test_utils=tests)

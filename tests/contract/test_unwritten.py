@@ -51,7 +51,7 @@ def differentiated(function, given, device, dtype):
 
 
 def assert_written(row, given, device, alone=True):
-    """All results and their gradients are those of the specification; also those of each result alone."""
+    """All results and their gradients equal the specification's, together and one result at a time."""
     results, gradients = differentiated(row.function, given, device, torch.float32)
     exact, exact_gradients = differentiated(row.specification, given, "cpu", torch.float64)
     for found, expected in zip(results, exact, strict=True):

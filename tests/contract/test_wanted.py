@@ -40,7 +40,7 @@ def test_an_operator_returns_the_gradient_that_is_asked_for_alone(name, argument
     allowed = {entries(row.shapes(3)[argument])}
     if argument in SUMS:
         allowed = {entries(row.shapes(3)["base"]) + 3}
-    # the gradient of a weight comes of that of its product with fn, that of a bias of df
+    # a weight's gradient comes from the gradient of its product with fn, and a bias's from df
     allowed |= {entries(of["dfn"])} if argument == "norm_weight" else set()
     allowed |= {entries(of["df"])} if argument == "bias" else set()
     # the partial sums of hc_split_sinkhorn take theirs from one of the mixes
@@ -141,7 +141,7 @@ def test_a_gradient_that_is_asked_for_with_others_has_the_same_bits(name, device
             ("hc_pre", "hc_pre, norm", "hc_mixes", "hc_post", "hc_site", "hc_site, norm"),
             (torch.float32, torch.bfloat16),
         ),
-        # a bias with a gradient keeps that of narrow streams from being rounded
+        # a bias with a gradient keeps the gradient of narrow streams from being rounded
         ("hc_boundary", torch.float32),
         ("hc_boundary, norm", torch.float32),
     ],

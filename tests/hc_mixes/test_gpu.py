@@ -166,7 +166,7 @@ def test_two_programs_take_all_token_counts_near_a_tuned_one():
 
 
 def test_more_than_two_to_the_31_elements():
-    """In x and in dx: the last tokens are those of a call of their own."""
+    """In x and in dx: the last tokens equal a separate call on them."""
     c = 7168
     tokens = (1 << 31) // (4 * c) + 5
     x = torch.zeros(tokens, 4, c, dtype=torch.bfloat16, device=DEVICE)

@@ -30,7 +30,7 @@ def drawn(dtype, bias_dtype):
 
 
 def check(found, post, grad):
-    """The root mean square of the errors beside that of float32 sums, for the gradient of the new streams."""
+    """Compares the root mean square error with a float32 sum's; `grad` is the gradient of the new streams."""
     exact = torch.einsum("to,toc->c", post.double(), grad)
     once = torch.einsum("to,toc->tc", post, grad.float()).sum(0).to(found.dtype)
     own, allowed = ((x.double() - exact).norm() for x in (found, once))

@@ -33,10 +33,10 @@ def results(run, x, pre, weight, du, eps=1e-6):
 
 
 def truth(x, pre, weight, du, eps=1e-6):
-    """In float64, of y rounded to the dtype of x, through which its gradient passes as it is.
+    """Results in float64 from y rounded to the dtype of x; the rounding passes gradients unchanged.
 
-    Each with the size that its errors are relative to: that of its entries, but for dpre, a product of a
-    stream and dy that may cancel, that of the two.
+    Each comes with the size that its errors are relative to: its own entries, or for dpre, whose sum may
+    cancel, the stream and dy.
     """
     leaves = [t.detach().double().requires_grad_() for t in (x, pre, weight)]
     y = reference.hc_pre(*leaves[:2])
@@ -199,7 +199,7 @@ def test_float64():
 
 @pytest.mark.parametrize("kind", ["one stream", "of many magnitudes", "along the gradient", "all alike"])
 def test_peaked_inputs(path, kind):
-    """Errors are those of a few float32 operations, relative to the largest entry of a token."""
+    """Errors have the size of a few float32 roundings, relative to the largest entry of a token."""
     x, pre, weight, du = inputs(7, c=130, seed=20)
     if kind == "one stream":
         pre = torch.eye(4)[torch.arange(7) % 4]

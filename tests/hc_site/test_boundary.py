@@ -49,7 +49,7 @@ def test_streams_collapse_and_sums_within_their_budgets(call):
 
 @pytest.mark.parametrize(("n", "c"), [(4, 70), (3, 40), (2, 32), (2, 5)])
 def test_parts_of_fn_stand_side_by_side_block_by_block(n, c):
-    """WIDTH columns of one stream behind those of another, with zeros where there are none."""
+    """WIDTH columns of one stream, then of the next, with zeros where there are none."""
     call = call_for(n, c, torch.bfloat16, "float32")
     fn = torch.randn(n * (n + 2), n * c)
     blocks, places = -(-c // WIDTH), 1 << (n - 1).bit_length()
@@ -71,7 +71,7 @@ def test_what_the_kernel_does_not_take_is_made_by_the_parts(monkeypatch, own):
     streams = hc_post(f, x, post, comb, bias)
     site = hc_site(streams, fn, scale, base, 3)
     expected = site.y if own else hc_pre(streams, weights), site.post, site.comb, streams
-    # those of a CPU add five streams in another order than the kernels
+    # the CPU adds five streams in a different order than the kernels
     for a, b in zip((found.y, found.post, found.comb, found.residual), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 

@@ -258,7 +258,7 @@ def test_opcheck_and_fakes(monkeypatch, dtype, path):
             assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
 
 
-# Behind another pass: the weights of the collapse are the site's own, or a norm follows it
+# After another pass: the collapse has the site's own weights, or a norm follows it
 
 
 def with_norm(function, f, x, post, comb, fn, scale, base, bias, weights, y_norm, own=True, **options):
@@ -366,7 +366,7 @@ def test_the_norm_is_not_in_memory(monkeypatch, one_pass):
     assert 64 * 512 * 4 not in itertools.chain(*sizes)
 
 
-# what earlier tests of a process leave behind makes a site leave the gradient alone
+# state of earlier tests in the process would make a site leave the gradient alone
 @pytest.mark.skipif(
     "OWN_GRADIENT" not in os.environ, reason="tests/hc_site/test_own_gradient_alone.py runs it"
 )

@@ -371,7 +371,7 @@ def test_no_tokens():
 
 
 def test_more_than_two_to_the_31_elements():
-    """In x, dresidual and dx: the last tokens are those of a call of their own."""
+    """In x, dresidual and dx: the last tokens equal a separate call on them."""
     c = 7168
     tokens = (1 << 31) // (4 * c) + 5
     (x, *parameters), upstream = on_gpu(*site_inputs(3, c=c, dtype=torch.bfloat16))
@@ -427,7 +427,7 @@ def test_a_norm_behind_a_boundary_in_two_passes(monkeypatch, dtype, own):
     exact = reference.hc_boundary(*update, *site, 3, y_norm_weight=weight)
     leaves = [t for t in (*update, *site, weight) if t is not None]
     truth = torch.autograd.grad(exact, leaves, [g.double() for g in upstream])
-    # the new streams and y are rounded before they are used: two roundings beside that of the result
+    # the new streams and y are rounded before they are used: two roundings besides the result's
     allowed = 1e-5 if dtype == torch.float32 else 8 * torch.finfo(dtype).eps
     for a, b in zip(read, truth, strict=True):
         assert (a.double() - b).norm() <= allowed * b.norm()

@@ -17,7 +17,7 @@ from helion_sinkhorn.ops.mhc.site import torch_op as of_site
 from helion_sinkhorn.ops.mhc.site.boundary import torch_op as of_boundary
 from helion_sinkhorn.runtime import own_gradient
 
-# what earlier tests of a process leave behind, as modes do, makes a site leave the gradient alone
+# state of earlier tests in the process, such as modes, would make a site leave the gradient alone
 pytestmark = pytest.mark.skipif(
     "OWN_GRADIENT" not in os.environ, reason="tests/hc_site/test_own_gradient_alone.py runs it"
 )
@@ -267,7 +267,7 @@ def test_the_upstream_gradient_is_not_changed(made):
 def test_peak_of_a_sites_backward(norm, most):
     """At most this times dx, df and the parameters' gradients, of 8192 tokens of 4 x 4096.
 
-    Behind a norm dy is float32, two of the five streams that the others take.
+    After a norm dy is float32, as large as two of the five streams that dx and df take.
     """
     tokens, n, c = 8192, 4, 4096
 

@@ -1,4 +1,4 @@
-"""fn prepared once: no launch for it, the same bits, and never the parts of another fn."""
+"""fn is prepared once: no launch for it, the same bits, and never the parts of a different fn."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_every_config_makes_the_same_bits(name, dtype):
     tried = candidates(launch.KERNELS[name], call, door.device_at(door.index_of(operands[0]))[0])
     made = [trial.run(call, choice, *operands) for choice in tried]
     assert len(made) > 2
-    # the gradient's sums over tokens are those of a tile
+    # the gradient's sums over tokens cover one tile
     of_tokens = slice(1) if name == launch.BACKWARD else slice(None)
     for other in made[1:]:
         assert all(torch.equal(a, b) for a, b in zip(other[of_tokens], made[0][of_tokens], strict=True))

@@ -83,7 +83,7 @@ def test_the_norm_by_hand():
 
 @pytest.mark.parametrize("eps_outside", [False, True])
 def test_every_gradient_of_the_operator_by_finite_differences(eps_outside):
-    """Also those of the mixes and the norms that it leaves."""
+    """This includes the mixes and the norms that it returns."""
     tensors = [t.requires_grad_() for t in inputs(2, n=2, splits=3, dtype=torch.float64)[:4]]
     constants = 2, 3, 1e-3, 2.0, 1e-3, 0.0, "io", "pytorch", torch.float64
     torch.autograd.gradcheck(lambda *t: OPERATOR(*t, SIZE, 0.1, eps_outside, *constants), tensors)

@@ -61,7 +61,7 @@ def results(function, given, upstream, **options):
 
 
 def assert_unused_results():
-    """With all other upstream gradients None, gradients of one result equal those of the specifications."""
+    """With all other upstream gradients None, the gradients of one result equal the specification's."""
     given, upstream = boundary_inputs(4)
     for used in range(5):
         leaves, wide = ([t.to(d).requires_grad_() for t in given] for d in (torch.float32, torch.float64))

@@ -88,7 +88,7 @@ LAYOUTS = {
 
 
 def one_rounding(found, truth):
-    """The rms error of a narrow result over that of the exact result rounded once."""
+    """The rms error of a narrow result, relative to the error of rounding the exact result once."""
     error, least = found.double() - truth, truth.to(found.dtype).double() - truth
     return (error.square().mean() / least.square().mean()).sqrt().item()
 

@@ -240,7 +240,7 @@ NORMED_BOUNDARY = (
 )
 OPERATORS = {
     "sinkhorn": Row(sinkhorn, reference.sinkhorn, *MATRICES),
-    # after so many iterations the exact gradient equals that of the fixed point
+    # after so many iterations the exact gradient equals the gradient of the fixed point
     "sinkhorn, implicit": Row(
         lambda x: sinkhorn(x, 60, backward="implicit"), lambda x: reference.sinkhorn(x, 60), *MATRICES
     ),

@@ -1,4 +1,4 @@
-"""once(...): a result that several tests need, computed by one process and shared among those of a run."""
+"""once(...): a result that several tests need, computed by one process of a run and shared by all."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def workloads(draw):
 
 @st.composite
 def calls(draw):
-    """All options of the operator: gates of another dtype and of any strength too, a scale."""
+    """All options of the operator, with gates of a different dtype and of any strength, and a scale."""
     case = Case.of(draw(workloads()), draw(st.integers(0, 3)))
     strength = draw(st.sampled_from([0.0, 1.0, 30.0, 1e4]))
     dtype = draw(st.sampled_from((None, *DTYPES)))

@@ -1,4 +1,4 @@
-"""The gradients of gates, of any strength, beside those of PyTorch's autograd of the loop in float32."""
+"""Compares gradients of gates of any strength with PyTorch's autograd of the loop in float32."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_the_layers_of_this_package_are_those_that_run(kind):
 
 @pytest.mark.parametrize("kind", COUNTS)
 def test_a_norm_before_a_sublayer_is_called_where_it_has_a_hook(kind):
-    """One without is a part of the collapse; results are those of its call, but for rounding."""
+    """A norm without hooks becomes a part of the collapse; results equal its call, up to rounding."""
     model, calls = make(kind), []
     patch(model)
     names = ("input_layernorm", "post_attention_layernorm", "attn_norm", "ffn_norm")

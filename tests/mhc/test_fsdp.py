@@ -1,4 +1,4 @@
-"""FSDP2 on two processes, in bfloat16: mHC parameters stay float32, gradients are those of one process."""
+"""FSDP2 on two processes, in bfloat16: mHC parameters stay float32, gradients equal one process's."""
 
 from __future__ import annotations
 

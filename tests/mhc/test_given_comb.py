@@ -82,7 +82,7 @@ def assert_near(found, truth, tolerance=2e-5):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_site_with_another_map(name):
-    """Values and gradients of everything are those of the equations in float64."""
+    """All values and gradients agree with the equations in float64."""
     function, n, k = VARIANTS[name]
     (_, x, _, _, *parameters), upstream = problem(n, k)
 

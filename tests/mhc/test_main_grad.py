@@ -128,7 +128,7 @@ def test_sums_over_ranks_are_marked():
 
 
 def test_gradients_of_ranks_add_up_to_those_of_the_whole_sequence():
-    """Sequence parallel: parameters' gradients are sums over ranks, those of tokens are a rank's own."""
+    """Sequence parallel: gradients of parameters are summed over ranks, and of tokens are not."""
     whole, part = sites()
     part.fuse_wgrad_accumulation = False
     x, upstream = draws(8)

@@ -42,7 +42,7 @@ def layer(site, x, f, bias):
 
 
 def written_out(x, fn, pre, post, res, base, f, bias, at=equations.exactly):
-    """The same in the equations of the judge: eps beside the root, merged streams."""
+    """The same by the equations of the test: eps outside the root, merged streams."""
     x = x.unflatten(-1, (N, -1))
     scale = torch.cat([pre, post, res])
     h_pre, h_post, h_res = equations.coefficients(x, fn, scale, base, eps_outside=True, at=at)

@@ -138,7 +138,7 @@ def connection(kind=nn.HyperConnection, *first, **options):
 
 
 def of_sublayers(delayed_pre):
-    """Three sublayers and the end, from streams to a hidden state; whether merged, the module is told."""
+    """Three sublayers and the head, from streams to a hidden state, merged or not."""
 
     def run(x, **how):
         layers = [

@@ -25,7 +25,7 @@ def _kernels(request, monkeypatch):
 
 
 def seam(given, own, **options):
-    """hc_boundary of `boundary_inputs`, with its own weights or those of the site before."""
+    """hc_boundary of `boundary_inputs`, with its own weights or the previous site's."""
     f, x, post, comb, fn, scale, base, bias, weights = given
     before = None if own else weights
     return hc_boundary(f, x, post, comb, before, fn, scale, base, 3, bias=bias, **options)

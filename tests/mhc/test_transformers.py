@@ -294,7 +294,7 @@ def test_a_norm_before_a_sublayer_is_a_part_of_its_collapse(model, monkeypatch):
 
 @pytest.mark.parametrize("model", MAKERS)
 def test_a_weight_that_widens_its_norm_is_left_to_it(model):
-    """The norm of DeepseekV4 casts its product to the dtype of the streams, that of GLM-5.3 does not."""
+    """DeepseekV4's norm casts its product to the dtype of the streams, and GLM-5.3's does not."""
     patched = both(model=model)[1].bfloat16()
     layer = next(module for module in patched.modules() if hasattr(module, "attn_hc"))
     layer.input_layernorm.float()

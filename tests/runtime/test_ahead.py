@@ -100,7 +100,7 @@ def test_whatever_fails_in_the_thread_releases_who_waits(monkeypatch, caplog):
 
 
 def test_a_failure_in_the_thread_refuses_no_stored_config(monkeypatch, fresh_caches):
-    """Tensors without data may fail where those of a call do not."""
+    """Tensors without data may fail where a call's tensors do not."""
     monkeypatch.setattr(upcoming, "notes", False)
     monkeypatch.setattr(ahead, "device_at", lambda index: (DEVICES["h200"], "ptx", False))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

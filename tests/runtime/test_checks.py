@@ -1,4 +1,4 @@
-"""What every public function says of an argument of another kind, and integers of another package."""
+"""The errors of every public function for a wrong kind of argument, and integers of other packages."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_is_no_tensor_of_floats_is_named_with_how_it_becomes_one(function):
 
 
 class Index:
-    """An integer of another package, as operator.index takes it; numpy's are such."""
+    """An integer that operator.index accepts, such as numpy's."""
 
     def __init__(self, value):
         self.value = value

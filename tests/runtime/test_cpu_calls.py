@@ -139,7 +139,7 @@ def test_one_token_takes_operations_as_the_definition_does(make, row):
 
 
 def test_an_aligned_projection_is_not_copied():
-    """Padding that of 4 x 4096 streams took as long as three definitions of one token."""
+    """Padding fn of 4 x 4096 streams took as long as three calls of the definition on one token."""
     x, fn = randn(1, 64), randn(24, 64)
     assert hc_mixes._projection(x, fn) is fn
     assert hc_mixes._projection(x, fn[:, 1:]).data_ptr() != fn.data_ptr()

@@ -64,7 +64,7 @@ def test_no_product_takes_less_than_float32(call, allowed):
 
 @pytest.fixture
 def generic():
-    """The setting of all backends, which those of single ones follow."""
+    """The setting of all backends, which the settings of single backends follow."""
     before = torch.backends.fp32_precision
     yield torch.backends
     torch.backends.fp32_precision = before

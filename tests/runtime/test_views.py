@@ -43,7 +43,7 @@ def test_an_axis_of_one_has_the_strides_of_a_new_tensor():
 
 @pytest.mark.parametrize("steps", [3, 5])
 def test_one_of_a_batch_has_the_strides_of_a_batch_of_one(steps):
-    """Code has strides as constants: the last step of any sequence gets that of one, within 32 bits."""
+    """Strides are constants of the code: the last step of any sequence has the same, within 32 bits."""
     sequence = torch.zeros(1, steps, 4, 8)
     found = flattened(sequence[:, -1], 2)
     assert found.stride() == (32, 8, 1)

@@ -212,7 +212,7 @@ class TestKernels:
 
 @pytest.fixture
 def one_config(monkeypatch):
-    """Batches far apart may have entries that differ; here all get that of 300 matrices."""
+    """Batches far apart may have different entries; here all get the entry of 300 matrices."""
     from helion_sinkhorn.runtime import launch as door
 
     choose = door.choose

@@ -65,7 +65,7 @@ def with_thread(call, name, thread, **variant):
 
 
 def both_orders(request, run):
-    """What `run` returns with the axes of views in the order of Triton 3.7 and later, and in that of 3.6."""
+    """What `run` returns with the axes of views in the order of Triton 3.7 and later, and of 3.6."""
     plain = run()
     request.getfixturevalue("triton_3_6")
     return plain, run()

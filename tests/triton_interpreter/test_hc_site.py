@@ -94,7 +94,7 @@ def test_boundary(call):
 
 @BY_NIGHT
 def test_a_boundary_over_its_arguments():
-    """Chunks of columns one behind the other, of which each is read before it is written."""
+    """Chunks of columns follow each other, and each is read before it is written."""
     f, x, post, comb, fn, scale, base, _, weights = boundary_inputs(5, n=2, c=300)[0]
     constants = SiteOptions(2).checked().of_site
     given = fn, scale, base, None, *constants
@@ -149,9 +149,9 @@ def test_a_token_of_a_boundary_has_the_same_gradients_alone(norm):
 
 
 def test_the_norm_of_a_boundary():
-    """Gradients with the norm in the pass are those with a gradient of y that was made before, rounded once.
+    """Gradients with the norm in the pass equal gradients from a dy that was made before and rounded once.
 
-    The factors are those of `hc_pre_normed_backward`'s own code; dy of the truth is float64.
+    The factors come from `hc_pre_normed_backward`'s own code; the true dy is float64.
     """
     call = BACKWARDS[1]
     y_weight, _, dstreams, dy, g, along, streams, _, rows, *update = of_second(call, TOKENS, "cpu")

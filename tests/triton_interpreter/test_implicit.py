@@ -56,7 +56,7 @@ def test_systems_for_comparison(n, system, solver):
 
 @pytest.mark.parametrize("system", ["corrected", "full"])
 def test_any_scale_of_the_upstream_gradient(system):
-    """The power of two that is taken out comes from the bits of the largest entry, padding left out."""
+    """The power of two that is divided out comes from the bits of the largest entry, without padding."""
     p = reference.sinkhorn(make_logits("randn_1", BATCH, 3, 3), 20, form="log").float()
     dy = make_cotangents(p)
     dx = implicit_launch.implicit_backward(dy, p, 20, system, "cg", torch.float32)

@@ -121,7 +121,7 @@ def test_segments_of_any_length(n, n_iters, length):
 @BY_NIGHT
 @pytest.mark.parametrize(("n", "m", "first"), [(3, 5, "cols"), (4, 4, "rows")])
 def test_restarts(n, m, first):
-    """One program has the gradients of three scales: its time is that of its operations, not its matrices."""
+    """One program has the gradients of three scales: its operations take the time, not its matrices."""
     case = Case("randn_8", n, m, 60, "log", first, batch=BATCH)
     check_forward(case, block=16)
     x, dy = case.inputs()

@@ -164,7 +164,7 @@ def entry(t: torch.Tensor, row: int) -> None:
 
 
 def column(t: torch.Tensor, row: int) -> None:
-    """Its last column that of the row before."""
+    """Its last column comes from the previous row."""
     t[row, ..., -1] = t[row - 1, ..., -1]
 
 

@@ -66,7 +66,7 @@ print("helion" in sys.modules, hits)
     ("kernel", "call", "batch", "launches"),
     [
         ("sinkhorn_forward", CALL, 1 << 20, ["first_launch"]),
-        # the largest power of two whose offsets take 32 bits, as those of the launch do
+        # the largest power of two whose offsets take 32 bits, as the launch's do
         pytest.param(
             "linear_attention_walk",
             WALK,

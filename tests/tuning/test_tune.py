@@ -669,7 +669,7 @@ def test_an_installed_package_has_no_commit_of_the_repository_around_it(tmp_path
 
 
 def test_the_table_names_what_was_before_what_is_now_and_where(tmp_path):
-    """What calls get may be an entry of another Triton; it is timed, and stays unless beaten."""
+    """Calls may get an entry of a different Triton; it is timed, and stays unless beaten."""
     first, second = candidates(KERNELS["sinkhorn_forward"], CALL, DEVICES["h200"])[3:5]
 
     def us(choice, batch):

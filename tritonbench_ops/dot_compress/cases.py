@@ -1,4 +1,4 @@
-"""The inputs of `--op dot_compress`, its backends, and what their results are held to."""
+"""The inputs of `--op dot_compress`, its backends, and the bounds of their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inputs of `--op hc_site`, its backends, and what their results are held to."""
+"""The inputs of `--op hc_site`, its backends, and the bounds of their results."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def share_of_budget(
         for name, parameter in zip(SUMS, parameters, strict=True):
             value = piece[name].value.reshape(parameter.shape)
             variance = piece[name].deviation.square().reshape(parameter.shape)
-            # without its own additions, which are those of all tokens in the end
+            # without the rounding of its additions, which is added for all tokens in the end
             variance = variance - of_additions(case, name, value, terms[name], piece["y"].value.size(1))
             values[name], squares[name] = values[name] + value, squares[name] + terms[name]
             variances[name] = variances[name] + variance.clamp(min=0)

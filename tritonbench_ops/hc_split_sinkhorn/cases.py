@@ -1,4 +1,4 @@
-"""The inputs of `--op hc_split_sinkhorn`, its backends, and what their results are held to.
+"""The inputs of `--op hc_split_sinkhorn`, its backends, and the bounds of their results.
 
 Liger's `liger_mhc_coeffs` is no backend: it takes the residual streams and makes the mixes itself.
 """

@@ -1,4 +1,4 @@
-"""The inputs of `--op recurrent_linear_attention`, its backends, and what their results are held to."""
+"""The inputs of `--op recurrent_linear_attention`, its backends, and the bounds of their results."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def pieces(inputs: Inputs, do: torch.Tensor) -> Iterator[tuple[tuple[slice, ...]
 
 
 def joined(like: Named, parts: Iterable[tuple[tuple[slice, ...], Named]]) -> Named:
-    """Results of pieces in one; those of g_gamma are sums over sequences."""
+    """The results of all pieces joined; the gradient of g_gamma is summed over sequences."""
     found = {name: torch.zeros(x.shape, dtype=torch.float64) for name, x in like.items()}
     for at, part in parts:
         for name, whole in found.items():

@@ -1,4 +1,4 @@
-"""The inputs of `--op sinkhorn`: WORKLOADS tagged "bench", or those its own flags ask for."""
+"""The inputs of `--op sinkhorn`: WORKLOADS tagged "bench", or the shapes that its flags ask for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """hc_mixes step by step in PyTorch, as kernels may have it; wrong implementations change one step.
 
-Each run takes (workload, x, dmixes, fn), an element of the batch a group of tokens and fn that of each
-element, and returns mixes, dx and, of each element, dfn.
+Each run takes (workload, x, dmixes, fn) and returns mixes, dx and dfn.  An element of the batch is a group of
+tokens with its own fn and dfn.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def stationary(w, logits, grad):
 
 
 def of_other_call(**change) -> Run:
-    """The right forward with gradients of another call."""
+    """The right forward with the gradients of a different call."""
     return lambda w, *inputs: (
         EXACT(w, *inputs) | {name: call(**change)(w, *inputs)[name] for name in GRADIENTS}
     )

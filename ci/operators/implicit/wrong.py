@@ -1,7 +1,7 @@
 """Correct solvers of the equations of stationarity and wrong ones.
 
-GOOD differs in the solver and in the order of sums, WRONG in what no implementation may do.  Each gives the
-results of JUDGED that it is an implementation of.
+GOOD varies the solver and the order of sums; WRONG does what no implementation may do.  Each
+computes the results of JUDGED that it implements.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def test_no_matrix_is_kept_for_the_gradient(form):
 
 @pytest.mark.parametrize("n", [40, 600], ids=["many at a time", "one by one"])
 def test_a_small_eps_scales_the_upstream_gradient_of_whole_matrices(n):
-    """The largest entry of a column is not that of its matrix."""
+    """The largest entry of a column is not the largest of its matrix."""
     x, dy = (randn(3, n, n + 3, seed=seed) for seed in (0, 1))
     dy = dy * torch.logspace(-3, 3, n + 3)
     made = eager.forward(x, None, None, 4, 1e-9, "rows", 1.0, True, x.dtype)

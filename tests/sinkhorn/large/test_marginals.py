@@ -17,7 +17,7 @@ SIDES = ["both", "rows", "cols", "none"]
 
 
 def marginals(n: int, m: int, sides: str, batch: int = 3) -> dict[str, torch.Tensor]:
-    """Logarithms of marginals with the sum 1.7; those of columns broadcast over the batch."""
+    """Logarithms of marginals with the sum 1.7; column marginals broadcast over the batch."""
     r = randn(batch, n, seed=2, dtype=torch.float64, scale=1.5).log_softmax(-1) + math.log(1.7)
     c = randn(m, seed=3, dtype=torch.float64, scale=1.5).log_softmax(-1) + math.log(1.7)
     of = {"log_row_marginals": r, "log_col_marginals": c}
@@ -57,7 +57,7 @@ def test_values_and_gradients(n, m, sides, first, dtype, n_iters):
 @pytest.mark.parametrize("sides", SIDES)
 @pytest.mark.parametrize(("n", "m"), [(5, 7), (200, 170)])
 def test_a_matrix_of_some_lengths_is_a_matrix_of_that_size(n, m, sides, first):
-    """Whatever stands outside, where P and dX are 0; values are those of a call on the part by itself."""
+    """Entries outside may be NaN or inf; P and dX are 0 there, and equal a call on the part elsewhere."""
     x, dy = (randn(3, n, m, seed=seed, dtype=torch.float64) for seed in (0, 1))
     rows, columns = torch.tensor([n, n - 3, 1]), torch.tensor([m - 2, m, m - 1])
     given = {"log_row_marginals": randn(3, n, seed=2, dtype=torch.float64)} if sides == "rows" else {}
@@ -90,7 +90,7 @@ def test_lengths_of_one_side():
 def test_a_line_without_mass_has_none(n, m):
     x, given = randn(3, n, m, dtype=torch.float64), marginals(n, m, "both")
     given["log_row_marginals"][:, 2] = -torch.inf
-    # without that row the sums differ: those of the columns alone are kept
+    # without that row the two sums differ, so only the rows have marginals
     del given["log_col_marginals"]
     x[:, 2] = -torch.inf
     p = sinkhorn(x, 5, form="log", **given)
@@ -265,7 +265,7 @@ BETWEEN = pytest.mark.nightly("half a second each; the smallest and the largest 
     "scale", [-95.0, *(pytest.param(s, marks=BETWEEN) for s in (-60.0, 5.0, 80.0)), 87.0]
 )
 def test_any_mass_of_p_and_of_gradients(implementation, first, scale):
-    """P / mass is that of mass one, as far as float32 has P; gradients of potentials do not know the mass."""
+    """P / mass equals P of mass one within float32; gradients of potentials do not depend on the mass."""
     x, given = randn(2, 40, 36, dtype=torch.float64), marginals(40, 36, "both", 2)
     moved = {name: t + scale for name, t in given.items()}
     dy = randn(*x.shape, seed=1, dtype=torch.float64)
