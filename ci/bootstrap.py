@@ -128,11 +128,10 @@ def make(folder: Path, wheels: str | None) -> str:
     extras = "test,bench" if torch.gpu else "test,bench,cpu-codegen"
     if not install("-e", f".[{extras}]"):
         sys.exit("the requirements could not be installed: see pip's message above")
-    # one call of pip where all are there, as on an index
-    for oracle in () if not wheels and install(*ORACLES) else ORACLES:
+    if not wheels and not install(*ORACLES):
+        sys.exit(f"{' or '.join(ORACLES)} could not be installed: see pip's message above")
+    for oracle in ORACLES if wheels else ():
         if not install(oracle):
-            if not wheels:
-                sys.exit(f"{oracle} could not be installed: see pip's message above")
             print(f"{oracle} is not in {wheels}: the tests that compare with it will be skipped")
     origin = f"borrowed from {sys.executable}" if host else "of its own"
     return f"{folder}: torch {torch.version} {origin}, helion {helion_for(torch.version)}"

@@ -124,5 +124,5 @@ def may_be_distributed(*tensors: torch.Tensor | None) -> bool:
 
 def register_sharding_for(*tensors: torch.Tensor | None) -> None:
     """Register the operators with DTensor once, if one of these may be a DTensor."""
-    if "torch.distributed.tensor" in sys.modules and may_be_distributed(*tensors):
+    if may_be_distributed(*tensors):
         _register_shardings()

@@ -61,7 +61,7 @@ class SiteOptions(NamedTuple):
     @property
     def has_kernels(self) -> bool:
         """Whether the kernels make a comb with these options."""
-        return self.form == "deepseek" and self.sinkhorn_iters > 0
+        return has_kernels(self.form, self.sinkhorn_iters)
 
     @property
     def of_split(self) -> tuple[int, float, float, float, float, str]:
