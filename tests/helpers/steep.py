@@ -23,9 +23,10 @@ def slopes(n: int) -> torch.Tensor:
 
 STEEP = {"transport": transport, "slopes": slopes}
 STEEP_CALLS = [
-    ("slopes", 4, 60), ("slopes", 8, 20), ("slopes", 16, 20), ("transport", 16, 50), ("slopes", 33, 20),
+    ("slopes", 4, 60), ("slopes", 8, 20), ("slopes", 8, 30), ("slopes", 16, 20), ("transport", 16, 50),
+    ("slopes", 33, 20),
 ]  # fmt: skip
-"""Kinds, sizes and iterations that pass a restart."""
+"""Kinds, sizes and iterations that are longer than `segment_length`."""
 
 
 def check_gradient(gradient, kind: str, n: int, n_iters: int, device: str = "cpu") -> None:

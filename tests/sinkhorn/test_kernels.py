@@ -20,7 +20,8 @@ from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.lab.sinkhorn.budget import Case
 from helion_sinkhorn.lab.sinkhorn.logits import LOGITS
 from helion_sinkhorn.ops.sinkhorn import eager, launch, views
-from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
+from helion_sinkhorn.ops.sinkhorn.iteration import raised
+from helion_sinkhorn.ops.sinkhorn.scaling import SHIFT, segment_length, shifted_length
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall, is_whole
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import Choice, build, candidates, default_choice, in_space
@@ -100,11 +101,27 @@ def test_a_hundred_iterations_pass_several_restarts(n, m, logits, form, first):
     check_all(Case(logits, n, m, 100, form, first), "sinkhorn_backward_history")
 
 
+@pytest.mark.parametrize("length", [segment_length, shifted_length])
 @pytest.mark.parametrize("extra", [0, 1])
-def test_one_iteration_more_than_a_segment(extra):
-    check_all(
-        Case("randn_8", 4, 4, segment_length(4, 4) + extra, "log", batch=16), "sinkhorn_backward_history"
-    )
+def test_one_iteration_more_than_a_segment(extra, length):
+    check_all(Case("randn_8", 4, 4, length(4, 4) + extra, "log", batch=16), "sinkhorn_backward_history")
+
+
+def test_a_raised_power_keeps_its_digits_and_small_ones():
+    exponent = torch.linspace(-185, 0, 1001)
+    true = torch.exp2(exponent.double() + 2 * SHIFT)
+    assert (raised(exponent, SHIFT) / true - 1).abs().max() < 3e-7
+
+
+@pytest.mark.parametrize("first", FIRSTS)
+@pytest.mark.parametrize(("n", "m", "n_iters"), [(8, 8, 26), (16, 16, 20), (3, 16, 22)])
+@pytest.mark.parametrize("logits", ["randn_30", "one_up_100", "column_below", "masked"])
+def test_the_shifted_form(logits, n, m, n_iters, first):
+    case = Case(logits, n, m, n_iters, "log", first, batch=16)
+    assert launch.shift(launch.call_of(case.inputs()[0], *case.arguments)) == SHIFT
+    check_forward(case)
+    for name in BACKWARDS:
+        check_backward(case, name)
 
 
 @pytest.mark.parametrize(("n", "m", "form"), [(4, 4, "deepseek"), (2, 8, "log"), (8, 8, "deepseek")])
@@ -193,7 +210,7 @@ def test_u_is_computed_again(n_iters, logits, form, first):
 def test_gradients_in_registers_pass_a_restart(n, m, first, logits, length):
     case = Case(logits, n, m, 20, "log", first)
     call = launch.call_of(case.inputs()[0], *case.arguments)
-    assert launch.segment(call) < call.steps
+    assert launch.shift(call)
     assert launch.backward_kernel(call) == "sinkhorn_backward"
     check_backward(case, "sinkhorn_backward", length=length)
 

@@ -18,7 +18,7 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
     reciprocals,
     restart,
     spread,
-    start,
+    started,
     summation,
 )
 from helion_sinkhorn.ops.sinkhorn.loads import read
@@ -125,7 +125,21 @@ def sinkhorn_backward_history(
     thread's product.
 
     ordered: see `in_order`; lanes_first: see `loads.load_lanes`."""
-    n, m, n_iters, eps, deepseek, lead_axis, segment, how, rounded, ordered, persistent, lanes_first = facts
+    (
+        n,
+        m,
+        n_iters,
+        eps,
+        deepseek,
+        lead_axis,
+        segment,
+        shift,
+        how,
+        rounded,
+        ordered,
+        persistent,
+        lanes_first,
+    ) = facts
     batch = x.size(0)
     x_shape, dy_shape = hl.specialize((x.shape[1:], dy.shape[1:]))
     hl.specialize((x.stride(), dy.stride(), dx.shape[1:], dx.stride()))
@@ -153,7 +167,8 @@ def sinkhorn_backward_history(
         if own and persistent:
             # wait until all threads have read the vectors of the last tile
             hl.inline_triton("tl.debug_barrier()", (), None)
-        a, p, q = start(read(logits, x_shape, tile, n, m, lanes_first), n, m, eps, deepseek, lead_axis, how)
+        x32 = read(logits, x_shape, tile, n, m, lanes_first)
+        a, p, q = started(x32, n, m, eps, deepseek, lead_axis, how, shift)
         u = reciprocals(p, lead, how, False)
         v = reciprocals(q, trail, how, False)
         if steps > 0:
@@ -222,7 +237,8 @@ def sinkhorn_backward_history(
                 da = project(a, da, u_line, v_line, torch.ones_like(v), rho, lead_axis, by_step, True)
                 # a restart leaves D unchanged
                 v_t = kept_line(vs_read, of_v, place, begin - 1, tile.block_size, lanes_first)
-        a, p, q = start(read(logits, x_shape, tile, n, m, lanes_first), n, m, eps, deepseek, lead_axis, how)
+        x32 = read(logits, x_shape, tile, n, m, lanes_first)
+        a, p, q = started(x32, n, m, eps, deepseek, lead_axis, how, shift)
         v_0 = reciprocals(q, trail, how, False)
         if steps > 0:
             for t_back in range(head - 1):

@@ -208,6 +208,21 @@ def start(x32, n, m, eps, deepseek, lead_axis, how):
     return a, constant(1.0, a, lead_axis), q
 
 
+def raised(exponent, shift):
+    """2^exponent times 4^shift; a sum of the exponents would be rounded more than `exponent` is."""
+    low = exponent < -2.0 * shift
+    return torch.exp2(torch.where(low, exponent + 2.0 * shift, exponent)) * torch.where(low, 1.0, 4.0**shift)
+
+
+def started(x32, n, m, eps, deepseek, lead_axis, how, shift):
+    """`start`, or that of the shifted log form: A times 4^shift, and p and q times 2^shift."""
+    if not shift:
+        return start(x32, n, m, eps, deepseek, lead_axis, how)
+    z, top = balanced(x32, n, m, lead_axis, summation(n, m, how))
+    q = 2.0**shift * torch.exp2(torch.clamp(top * -LOG2E, max=LOG2_MAX_Q0))
+    return raised(z * LOG2E, shift), constant(2.0**shift, z, lead_axis), q
+
+
 def restart(x32, n, m, log_p, log_q, lead_axis, how):
     """A of the log form with u = 2^-log_p and v = 2^-log_q absorbed: both start again from 1."""
     z, _top = balanced(x32, n, m, lead_axis, summation(n, m, how))

@@ -25,6 +25,7 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
     restart,
     spread,
     start,
+    started,
     summation,
     total,
 )
@@ -39,7 +40,9 @@ def sinkhorn_forward(x: torch.Tensor, out: torch.Tensor, facts: hl.constexpr):
     entries of a matrix would write parts of lines.  ordered: see `in_order`; lanes_first: see
     `loads.load_lanes`.
     """
-    n, m, n_iters, eps, deepseek, lead_axis, segment, how, ordered, lanes_first, paired, pivoted = facts
+    n, m, n_iters, eps, deepseek, lead_axis, segment, shift, how, ordered, lanes_first, paired, pivoted = (
+        facts
+    )
     batch = x.size(0)
     shape = hl.specialize(x.shape[1:])
     hl.specialize((x.stride(), out.shape[1:], out.stride()))
@@ -51,7 +54,8 @@ def sinkhorn_forward(x: torch.Tensor, out: torch.Tensor, facts: hl.constexpr):
     steps = n_iters - 1 if deepseek else n_iters
     restarts = (steps - 1) // segment if steps > 0 else 0
     for tile in hl.tile(batch):
-        a, p, q = start(read(logits, shape, tile, n, m, lanes_first), n, m, eps, deepseek, lead_axis, how)
+        x32 = read(logits, shape, tile, n, m, lanes_first)
+        a, p, q = started(x32, n, m, eps, deepseek, lead_axis, how, shift)
         if pivoted:
             a, p, q, _c, _r = pivot(a, p, q, lead, trail, lead_axis, how, sums)
         elif ordered:
@@ -90,7 +94,7 @@ def sinkhorn_backward(x: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, facts
     segments on one side of the restart but the last, since unrolled code takes much longer to compile.
     """
     (
-        n, m, n_iters, eps, deepseek, lead_axis, length, head, tail, how, ordered, lanes_first,
+        n, m, n_iters, eps, deepseek, lead_axis, length, head, tail, shift, how, ordered, lanes_first,
         paired, pivoted, lean,
     ) = facts  # fmt: skip
     batch = x.size(0)
@@ -105,7 +109,7 @@ def sinkhorn_backward(x: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, facts
     rest = steps - (head + tail) * length
     for tile in hl.tile(batch):
         x32 = read_in_parts(logits, x_shape, tile, n, m, ordered, lanes_first)
-        a, p, q = start(x32, n, m, eps, deepseek, lead_axis, how)
+        a, p, q = started(x32, n, m, eps, deepseek, lead_axis, how, shift)
         if pivoted:
             a, p, q, _c, r = pivot(a, p, q, lead, trail, lead_axis, how, sums)
         # + 0: Helion 1.5 lets a later loop that carries p overwrite the value kept here (docs/dev/helion.md)

@@ -9,7 +9,14 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.configs.device import Device
-from helion_sinkhorn.ops.sinkhorn.scaling import lean_is_safe, pairs_are_safe, pivot_is_safe, segment_length
+from helion_sinkhorn.ops.sinkhorn.scaling import (
+    SHIFT,
+    lean_is_safe,
+    pairs_are_safe,
+    pivot_is_safe,
+    segment_length,
+    shifted_length,
+)
 from helion_sinkhorn.ops.sinkhorn.space import (
     REGISTER_HISTORY_ENTRIES,
     REGISTER_HISTORY_RESTARTED,
@@ -90,9 +97,15 @@ def backward_kernel(call: SinkhornCall) -> str:
     return "sinkhorn_backward" if few and small else "sinkhorn_backward_history"
 
 
+def shift(call: SinkhornCall) -> int:
+    """SHIFT where the log form needs a restart without it and none with it, otherwise 0."""
+    few = call.deepseek or call.steps <= segment_length(call.n, call.m)
+    return 0 if few or call.steps > shifted_length(call.n, call.m) else SHIFT
+
+
 def segment(call: SinkhornCall) -> int:
     """Iterations between restarts; the deepseek form needs no restart, since eps bounds u v."""
-    return call.n_iters if call.deepseek else segment_length(call.n, call.m)
+    return call.n_iters if call.deepseek or shift(call) else segment_length(call.n, call.m)
 
 
 def segments(call: SinkhornCall, length: int) -> tuple[int, int, int]:
@@ -125,15 +138,17 @@ def constants(call: SinkhornCall, eps: float, choice: Choice, how: str) -> tuple
     """The constants of the body of a choice's kernel; `how` pins its reciprocal."""
     variant = dict(choice.variant)
     kernel_eps = eps if call.deepseek else 0.0
-    paired = variant.get("paired", False) and pairs_are_safe(call.n, call.m, call.steps, kernel_eps)
+    safe = not shift(call) and pairs_are_safe(call.n, call.m, call.steps, kernel_eps)
+    paired = variant.get("paired", False) and safe
     pivoted = variant.get("pivoted", False) and pivot_is_safe(call.steps, kernel_eps)
     ordered = is_ordered(choice)
     rounded, persistent = must_round(call, choice), is_persistent(choice, how)
     by_lanes = lanes_first(call, choice)
     own = {
-        "sinkhorn_forward": (segment(call), how, ordered, by_lanes, paired, pivoted),
+        "sinkhorn_forward": (segment(call), shift(call), how, ordered, by_lanes, paired, pivoted),
         "sinkhorn_backward": (
             *segments(call, variant.get("length", 1)),
+            shift(call),
             how,
             ordered,
             by_lanes,
@@ -141,7 +156,15 @@ def constants(call: SinkhornCall, eps: float, choice: Choice, how: str) -> tuple
             pivoted,
             variant.get("lean", False) and lean_is_safe(call.n, call.m, kernel_eps),
         ),
-        "sinkhorn_backward_history": (segment(call), how, rounded, ordered, persistent, by_lanes),
+        "sinkhorn_backward_history": (
+            segment(call),
+            shift(call),
+            how,
+            rounded,
+            ordered,
+            persistent,
+            by_lanes,
+        ),
     }[choice.kernel]
     return call.n, call.m, call.n_iters, kernel_eps, call.deepseek, call.lead_axis, *own
 

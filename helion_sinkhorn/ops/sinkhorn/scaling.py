@@ -13,6 +13,11 @@ import math
 import torch
 
 EXPONENT_BUDGET = {torch.float32: 96, torch.float64: 900}
+SHIFT = 32
+"""The shifted log form has p and q times 2^SHIFT and A times 4^SHIFT, which changes no P.  Entries of A then
+count as zero only below 2^-190 of the largest, so that more iterations need no restart.
+"""
+LARGEST_EXPONENT = 126
 # 1/a and 1/b come from one 1/(ab), which stays normal if both are below 2^60
 PAIR_EXPONENT = 60
 # The most powers of e by which eps may change q over all steps
@@ -24,6 +29,16 @@ SMALLEST_EPS = 1e-12
 def segment_length(n: int, m: int, dtype: torch.dtype = torch.float32) -> int:
     """Iterations of the log form between two absorptions of u and v into the logits."""
     return max(1, int(EXPONENT_BUDGET[dtype] // max(1.0, math.log2(n * m))))
+
+
+def shifted_length(n: int, m: int) -> int:
+    """The most iterations of the shifted log form in float32, which does not restart.
+
+    p and q, at most 2^SHIFT k^(s + 1) with the larger side k after s iterations, also have to stay finite.
+    """
+    budget = EXPONENT_BUDGET[torch.float32] + 2 * SHIFT
+    finite = (LARGEST_EXPONENT - SHIFT) / max(1.0, math.log2(max(n, m))) - 1
+    return int(min(budget / max(1.0, math.log2(n * m)), finite))
 
 
 def may_overflow(eps: float) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Key, key_of, triton_version
-from helion_sinkhorn.ops.sinkhorn.scaling import pairs_are_safe, pivot_is_safe
+from helion_sinkhorn.ops.sinkhorn.scaling import pairs_are_safe, pivot_is_safe, shifted_length
 from helion_sinkhorn.ops.sinkhorn.schedules import capped, few_blocks, persistent, scheduled, waves
 from helion_sinkhorn.runtime.space import Grid, Items, power_of_two, tile
 
@@ -122,7 +122,8 @@ def can_hold(call: SinkhornCall, rows: int, columns: int) -> bool:
 
 def forward_default(call: SinkhornCall, device: Device) -> tuple[Items, Items]:
     # at a restart the log form holds the logits and A, of which 8 x 4 entries fit
-    rows, columns = min(8, call.n), min(8 if call.deepseek else 4, call.m)
+    restarts = not call.deepseek and call.steps > shifted_length(call.n, call.m)
+    rows, columns = min(8, call.n), min(4 if restarts else 8, call.m)
     if not can_hold(call, rows, columns):
         variant = ("thread", (0, 0)), ("paired", False), ("pivoted", False), ("ordered", False)
         return spread_over(call, device, 32, 64), variant
