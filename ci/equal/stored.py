@@ -87,9 +87,10 @@ def alone(workload: Any, kernel: str, device: Device, place: str, served: bool) 
 def of_choice(
     trial: Any, workload: Any, call: Any, choice: Choice, name: str, operands: list[Any]
 ) -> Iterator[Made]:
-    """The tensors that a launch wrote."""
+    """The tensors that a launch wrote; the operands, which some kernels write over, stay as they are."""
+    own = [t if t is None else t.clone() for t in operands]
     with recorded() as launched:
-        written = trial.run(call, choice, *operands)
+        written = trial.run(call, choice, *own)
     labels = tuple(sorted({label for one in launched for label in classes_of(workload, one)}))
     for k, t in enumerate(written if isinstance(written, tuple) else (written,)):
         of = choice.kernel if k == 0 else f"{choice.kernel} {k + 1}"

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -109,6 +110,16 @@ def test_a_result_that_no_kernel_made_is_refused():
         pytest.raises(ValueError, match="no kernel was launched for boundary post"),
     ):
         next(made(WORKLOADS["hc_site_unused_pre"], frozenset({"boundary post"}), "cpu", served=True))
+
+
+def test_a_config_does_not_see_what_another_wrote_over():
+    from ci.equal import stored
+
+    operand = torch.arange(8.0)
+    trial = SimpleNamespace(run=lambda call, choice, t, absent: t.mul_(2))
+    choice = SimpleNamespace(kernel="balance_columns")
+    first, second = (next(stored.of_choice(trial, None, None, choice, "", [operand, None])) for _ in range(2))
+    assert first.digest == second.digest
 
 
 def test_every_stored_config_and_the_default_are_run_in_the_calls_they_are_stored_for():
