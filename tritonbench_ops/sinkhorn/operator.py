@@ -19,7 +19,7 @@ log = logging.getLogger("tritonbench_ops")
 
 
 class Operator(Judged):
-    """Sinkhorn-Knopp; an input is (logits (B, n, m), n_iters); form and first are those of the run."""
+    """Sinkhorn-Knopp; an input is (logits (B, n, m), n_iters); a run has one form and one `first`."""
 
     DEFAULT_PRECISION = "fp32"
     DEFAULT_METRICS = [*METRICS, "max_abs_err"]  # noqa: RUF012
