@@ -75,7 +75,7 @@ wheels: ## download what every target needs, for a machine without an index: the
 	$(PYTHON) -m pip wheel -w $(WHEELS) --no-deps "helion==1.5.0" "triton==3.6.0"
 	rm -rf build
 
-dist: $(VENV)/.dist ## sdist and wheel in dist/, checked, and used from an empty environment with a new torch: 5 minutes of CPU time
+dist: $(VENV)/.dist ## sdist and wheel in dist/, checked, and used from an empty environment with a new torch: 5 minutes of CPU time, 8 with downloads
 	rm -rf dist build
 	$(RUN) -m build $(if $(WHEELS),--no-isolation)
 	$(RUN) -m twine check --strict dist/*

@@ -1,6 +1,6 @@
 """Sinkhorn forward and backward on what this machine has: the path taken, its error, its time, a picture.
 
-    python -m benchmarks.demo [--tokens 8192] [--no-compile]     # make demo; a minute on one CPU core
+    python -m benchmarks.demo [--tokens 8192] [--no-compile]     # make demo; 100 s on one CPU core
 
 The logits are as in an mHC step: one n x n matrix per token, the sum of a static part that
 favours the diagonal and a random part.  Exits with 1 when an error exceeds its bound.

@@ -154,9 +154,9 @@ def tables(operator: Operator, steps: int) -> tuple[str, list[object]]:
     counts = ("workloads", "hidden", *titles)
     together = {c: sum(row[c] for row in faulty) for c in counts}
     row = [
-        f"{len(operator.good)} in {cases:,} cases", *(wrongly[t] for t in titles),
-        f"{len(operator.on_many)} in {together['workloads']:,} cases", *(together[t] for t in titles),
-        together["hidden"], ", ".join(f"{finders[r]:,}" for r in ("worst", "rms", "bias")),
+        f"{len(operator.good)} in {cases:,}", *(wrongly[t] for t in titles),
+        f"{len(operator.on_many)} in {together['workloads']:,}", *(together[t] for t in titles),
+        together["hidden"], "/".join(f"{finders[r]}" for r in ("worst", "rms", "bias")),
     ]  # fmt: skip
     faulty.append({"fault": "all together", **together})
     return report.table(good) + "\n\n" + report.table(faulty), row

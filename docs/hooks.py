@@ -39,9 +39,10 @@ def examples() -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
-    """Lead links to programs to their page; other files outside of docs/ are not on the site."""
+    """Lead links to examples to their page; take away links to files that the site lacks."""
     up = r"\.\./" * (1 + page.file.src_uri.count("/"))
-    return re.sub(rf"\[([^\]]*)\]\({up}[^)]*\)", r"\1", TO_EXAMPLE.sub(r"](\1examples.md#\2)", markdown))
+    absent = rf"\[([^\]]*)\]\((?:{up}[^)]*|[^):]*\.(?:csv|json|py|toml))\)"
+    return re.sub(absent, r"\1", TO_EXAMPLE.sub(r"](\1examples.md#\2)", markdown))
 
 
 def on_page_content(content: str, **_: object) -> str:

@@ -1,4 +1,4 @@
-"""Fine-tune a DeepseekV4 of transformers by LoRA: its weights, and those of the residual path, stay frozen.
+"""Fine-tune a DeepseekV4 of transformers by LoRA: all its weights, also in the residual path, stay frozen.
 
     pip install transformers==5.23.0
     python examples/finetune_lora.py          # a minute on one CPU core

@@ -75,7 +75,7 @@ def definition(logits: jax.Array, n_iters: int = 20, eps: float = 1e-6) -> jax.A
 
 
 def main(words: list[str] | None = None) -> tuple[float, float]:
-    """Largest difference of P and of the gradient from those of the definition in JAX."""
+    """Largest difference of P, and of the gradient, between this package and the definition in JAX."""
     args = make_parser().parse_args(words)
     if jax is None:
         sys.exit("needs jax: pip install jax")

@@ -88,7 +88,7 @@ def run(sites, x: torch.Tensor, upstream: torch.Tensor) -> list[torch.Tensor]:
         y, h_res, h_post, x_l = site(streams, mhc_recompute_manager=None, **delayed)
         output = torch.tanh(y), torch.linspace(-1, 1, HIDDEN)
         streams = site.fused_h_res_h_post_bda(h_res, x_l, h_post, output, 0.0, True, False, None)
-    # the weights of V4.1's last site are those of the collapse at the end
+    # V4.1's last site has the weights of the collapse at the end
     used = streams if state.pre_mix is None else streams * state.pre_mix.repeat_interleave(HIDDEN, -1)
     wanted = [x, *(p for site in sites for _, p in sorted(site.named_parameters()))]
     return [streams.detach(), *torch.autograd.grad(used, wanted, upstream)]

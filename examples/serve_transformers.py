@@ -67,7 +67,7 @@ def make_model(hidden: int, layers: int, length: int) -> torch.nn.Module:
 
 @torch.inference_mode()
 def serve(model: torch.nn.Module, prompts: torch.Tensor, steps: int, follow: torch.Tensor | None) -> Served:
-    """Prefill, then decode greedily, or along the tokens of another run, whose logits then compare."""
+    """Prefill, then decode greedily, or along the tokens `follow`, to compare the logits of two runs."""
     begin = seconds(prompts)
     out = model(input_ids=prompts, use_cache=True)
     logits, taken = [out.logits[:, -1]], []

@@ -4,7 +4,7 @@
 
 A training script calls `use_kernels(model)` before it parallelises the model.  torchtitan has the modules on
 its main branch, in no release yet; without it, equations in PyTorch stand in.  On streams (tokens, n, C), as
-in its model, its HcPost mixes nothing; that of this package does, as the original on (batch, tokens, n, C).
+in its model, its HcPost mixes nothing; this package's does, as the original on (batch, tokens, n, C).
 """
 
 from __future__ import annotations

@@ -138,6 +138,11 @@ def test_examples_are_on_the_site(site):
     assert 'href="examples.html#train_mhc"' in site["index.html"]
 
 
+def test_no_page_links_to_data_or_scripts_which_the_site_lacks(site):
+    links = re.compile(r'href="([^":]+\.(?:csv|json|py|toml))"')
+    assert {name: found for name, page in site.items() if (found := links.findall(page))} == {}
+
+
 def test_nothing_is_loaded_from_a_network(site):
     loads = re.compile(
         r"<(?:script|img|iframe)[^>]*src=\"?(?:https?:)?//[^>]*>|<link[^>]*stylesheet[^>]*http[^>]*>"

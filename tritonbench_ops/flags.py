@@ -38,7 +38,7 @@ def parser(operator: str, sizes: Mapping[str, str]) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(f"--op {operator}", allow_abbrev=False)
     for name, what in sizes.items():
         made.add_argument(
-            f"--{name.replace('_', '-')}", type=size, help=f"{what}; default: those of the bench workloads"
+            f"--{name.replace('_', '-')}", type=size, help=f"{what}; default: as in the bench workloads"
         )
     return made
 

@@ -31,9 +31,9 @@ CPU_MILLISECONDS = {"warmup": 25, "rep": 100, "iter": 100}
 METRICS = ["latency", "speedup", "accuracy", "share_of_budget", "err_over_inductor", "x_floor"]
 """What is shown where --metrics names none."""
 INDUCTOR = "torch_compile"
-"""The backend whose errors those of others are compared with."""
+"""The backend with whose errors the errors of others are compared."""
 CALLS = 3
-"""Calls whose results are compared beside those of the timed runs."""
+"""Calls whose results are compared, besides the results of the timed runs."""
 
 
 def baselines(name: str) -> list[str]:

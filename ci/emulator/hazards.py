@@ -1,8 +1,7 @@
 """Wait states that the hardware needs between two instructions and does not insert itself.
 
-Rules and numbers for gfx940 and gfx950 are those of the CDNA3 and CDNA4 ISA documents (chapter "Manually
-Inserted
-Wait States") as LLVM's hazard recogniser applies them.
+Rules and numbers for gfx940 and gfx950 come from the CDNA3 and CDNA4 ISA documents (chapter "Manually
+Inserted Wait States"), and are applied as LLVM's hazard recogniser does.
 """
 
 from __future__ import annotations

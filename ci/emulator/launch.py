@@ -139,12 +139,18 @@ def launch(session: Session, function: Any, grid: tuple[int, ...], *arguments: A
     named = dict(zip(function.arg_names, arguments, strict=True))
     kinds = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
     values = [(kind, named[name]) for name, kind in kinds.items()]
-    memory = regions_of([v for kind, v in values if kind.startswith("*") and v is not None])
+    tensors = [v for kind, v in values if kind.startswith("*") and v is not None]
+    memory = regions_of(tensors)
+    elements = {
+        name: min(t.element_size() for t in tensors if place_in(memory, t).region == name) for name in memory
+    }
     values = [(kind, place_in(memory, v) if isinstance(v, torch.Tensor) else v) for kind, v in values]
     before = {name: region.numpy().copy() for name, region in memory.items()}
     key = decided(session.model, text_digest, grid[0], values, before)
     if key not in session.written:
-        session.written[key] = wrote(session.model, loaded, compiled.metadata, grid[0], values, before)
+        session.written[key] = wrote(
+            session.model, loaded, compiled.metadata, grid[0], values, before, elements
+        )
         session.launches += 1
     for (name, region), content in zip(memory.items(), session.written[key], strict=True):
         if content is not None:
@@ -181,6 +187,7 @@ def wrote(
     grid: int,
     values: list[tuple[str, Any]],
     regions: dict[str, np.ndarray],
+    elements: dict[str, int],
 ) -> list[np.ndarray | None]:
     """Run a compiled kernel: each region as it is then, None where that is as it was."""
     size = max(loaded.program.descriptor.get("kernarg_size", 0), 8)
@@ -188,14 +195,16 @@ def wrote(
     own = {SCRATCH: np.zeros(grid * n, np.uint8)} if (n := metadata.profile_scratch_size) else {}
     arena = machine.launched(
         loaded, grid, metadata.num_warps, metadata.shared, bytes(-(-size // 8) * 8), regions | own, model,
-        functools.partial(segment, loaded, values),
+        functools.partial(segment, loaded, values, grid), elements,
     )  # fmt: skip
     after = ((arena.content(name), before) for name, before in regions.items())
     return [None if np.array_equal(content, before) else content.copy() for content, before in after]
 
 
-def segment(loaded: Loaded, values: list[tuple[str, Any]], arena: Arena, empty: bytes) -> bytes:
-    """The argument segment: the kernel's own arguments, null, the scratch memory if it has one, and zeros."""
+def segment(loaded: Loaded, values: list[tuple[str, Any]], grid: int, arena: Arena, empty: bytes) -> bytes:
+    """The argument segment: the kernel's own arguments, null, the scratch memory if it has one, the numbers
+    of workgroups, and zeros.
+    """
     filled = bytearray(empty)
     places = loaded.program.arguments
     if len(places) < len(values):
@@ -214,6 +223,10 @@ def segment(loaded: Loaded, values: list[tuple[str, Any]], arena: Arena, empty: 
     if SCRATCH in arena.places:
         place = places[len(values) + 1]
         filled[place.offset : place.offset + place.size] = struct.pack("<Q", arena.address(SCRATCH))
+    for place in places:
+        if place.kind.startswith("hidden_block_count"):
+            count = grid if place.kind.endswith("_x") else 1
+            filled[place.offset : place.offset + place.size] = struct.pack("<I", count)
     return bytes(filled)
 
 

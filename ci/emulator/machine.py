@@ -226,10 +226,12 @@ def launched(
     regions: dict[str, Array],
     model: Model,
     addresses: Callable[[Arena, bytes], bytes],
+    elements: dict[str, int] | None = None,
 ) -> Arena:
     """Run a grid of workgroups and return the memory after it.
 
     arguments: the kernel's segment, in which `addresses` fills in where regions lie.
+    elements: bytes of the smallest element of a region.
     """
     program = loaded.program
     scratch_bytes = program.descriptor.get("private_segment_fixed_size", 0)
@@ -239,7 +241,8 @@ def launched(
         if scratch_bytes
         else {}
     )
-    arena = Arena({**regions, **scratch, "arguments": arguments})
+    # hidden arguments, such as a workgroup's size along an axis, are halfwords
+    arena = Arena({**regions, **scratch, "arguments": arguments}, {**(elements or {}), "arguments": 2})
     begin, length = arena.places["arguments"]
     arena.data[begin : begin + length] = np.frombuffer(addresses(arena, arguments), np.uint8)
     world = World(

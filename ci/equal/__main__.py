@@ -28,7 +28,7 @@ def make_parser(devices=None, kernels=None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--devices", nargs="+", choices=devices, help="AMD's, emulated; else the GPU at hand")
     parser.add_argument("--workloads", nargs="+", metavar="NAME[:RESULT,...]",
-                        help="those of ci/equal/table.py if left out, as --stored is")  # fmt: skip
+                        help="if left out, as in ci/equal/table.py, and so --stored")  # fmt: skip
     parser.add_argument("--used", action="store_true", help="only the config that each call gets")
     parser.add_argument("--stored", nargs="*", choices=kernels, metavar="KERNEL",
                         help="the default and every stored config of these kernels, or of all")  # fmt: skip

@@ -17,13 +17,13 @@ from helion_sinkhorn.runtime.launch import device_of
 
 
 def of_device(
-    key: str | None, names: list[str], served: bool, kernels: list[str], cache: Path
+    key: str | None, names: list[str], used: bool, kernels: list[str], cache: Path
 ) -> tuple[list[Row], list[str]]:
     """The results of an emulated device or of the present GPU, and what did not run.
 
     Args:
         names: NAME, NAME:RESULT,... or NAME:KERNEL,...
-        served: only the configs that calls get.
+        used: only the configs that calls get.
         kernels: kernels whose stored configs are all run.
     """
     found: list[run.Made] = []
@@ -36,9 +36,9 @@ def of_device(
             try:
                 wanted = frozenset(filter(None, results.split(",")))
                 for kernel in sorted(wanted & KERNELS.keys()):
-                    found += stored.alone(WORKLOADS[name], kernel, device, place, served)
+                    found += stored.alone(WORKLOADS[name], kernel, device, place, used)
                 if not wanted or wanted - KERNELS.keys():
-                    found += run.made(WORKLOADS[name], wanted, place, served)
+                    found += run.made(WORKLOADS[name], wanted, place, used)
             except Exception as error:
                 failed.append(f"{name} on {key or 'this GPU'}: {type(error).__name__}: {error}")
             print(f"{key or 'GPU'}: {name}, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)

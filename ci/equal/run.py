@@ -99,13 +99,13 @@ def as_called(evidence: Evidence, workload: Any, name: str, device: Device, batc
     return {kernel: runtime.choose(evidence.kernels[kernel], call, batch, device)}
 
 
-def made(workload: Any, wanted: frozenset[str], device: str, served: bool) -> Iterator[Made]:
+def made(workload: Any, wanted: frozenset[str], device: str, used: bool) -> Iterator[Made]:
     """A workload's results with the configs that calls get, then with every config of each kernel.
 
     Args:
         wanted: results, all where there is none.
         device: where the inputs are.
-        served: only the configs that calls get.
+        used: only the configs that calls get.
 
     Raises:
         ValueError: a result was computed without a kernel.
@@ -118,7 +118,7 @@ def made(workload: Any, wanted: frozenset[str], device: str, served: bool) -> It
         (n, functools.partial(one_result, evidence, workload, as_called(evidence, workload, n, on, batch), n))
         for n in names
     ]
-    if not served:
+    if not used:
         # kernels of other operators are compared there
         own = (c for c in of_kernels(evidence, workload, on, batch) if c.kernel in evidence.kernels)
         runs += [(c.of, c.run) for c in own if c.of in names]
@@ -133,7 +133,7 @@ def made(workload: Any, wanted: frozenset[str], device: str, served: bool) -> It
         with recorded() as launched:
             found = run(*inputs)
         if not launched:
-            raise ValueError(f"no kernel was launched for {name}: its bits are those of a CPU")
+            raise ValueError(f"no kernel was launched for {name}: its bits come from PyTorch on the CPU")
         labels = sorted({label for choice in launched for label in classes_of(workload, choice)})
         yield Made(workload.name, name, tuple(labels), digest(informative(found, name)), tuple(launched))
 

@@ -69,14 +69,14 @@ def made(kernel: str, device: Device, place: str, failed: list[str]) -> Iterator
               file=sys.stderr, flush=True)  # fmt: skip
 
 
-def alone(workload: Any, kernel: str, device: Device, place: str, served: bool) -> Iterator[Made]:
+def alone(workload: Any, kernel: str, device: Device, place: str, used: bool) -> Iterator[Made]:
     """What a kernel writes in its call of a workload, with the config that this call gets and with others."""
     evidence = operator_for(workload)
     trial, call = evidence.trials[kernel], dict(evidence.kernel_calls(workload))[kernel]
     operands = [t.to(place) if t is not None else t for t in trial.operands(call, FEW, "cpu")]
     chosen = choose(KERNELS[kernel], call, FEW, device)
     configs = {chosen: None}
-    if not served:
+    if not used:
         others = default_choice(KERNELS[kernel], call, device), *beside(KERNELS[kernel], call, device)
         # operands of a trial that another variant reads are other numbers
         configs |= dict.fromkeys(c for c in others if dict(c.variant) == dict(chosen.variant))

@@ -67,7 +67,7 @@ CLASSES = (
     Class(
         "pairs",
         lambda w, c, v: bool(v.get("paired")) and (bool(v.get("lean")) or not has_eps(w)),
-        "1/a is b (1/(ab)): an even element has no inverse. With eps all sums are odd, but those of lean.",
+        "1/a is b (1/(ab)): an even element has no inverse. With eps all sums are odd, except in lean.",
     ),
     Class(
         "pivot",

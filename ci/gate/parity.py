@@ -19,7 +19,7 @@ def parity(
         result, baseline, exact: (groups, entries).
 
     Returns:
-        the median of the groups' ratios, and the largest error of the result over that of the baseline.
+        the median of the groups' ratios, and the largest error of the result over the baseline's largest.
     """
     result, baseline, exact = (x.detach().double() for x in (result, baseline, exact))
     floor = floor_ulps * UNIT * exact.abs().amax(1)

@@ -150,8 +150,8 @@ def find(
         ]
         if not found:
             continue
-        # on an H100 its own config is at most 1.15 times as fast as that of an H200 (184 keys, median 1.00),
-        # but that of Triton 3.9, under 3.9, up to 1.28 times as fast as that of 3.6 (92 keys, median 1.04)
+        # on an H100 its own config is at most 1.15 times as fast as an H200's (184 keys, median 1.00),
+        # but Triton 3.9 runs its own config up to 1.28 times as fast as one of 3.6 (92 keys, median 1.04)
         name, entry = min(found, key=lambda pair: distance(pair[1].triton, running))
         if entry.triton != running:
             say_version(kernel, entry.triton, running)

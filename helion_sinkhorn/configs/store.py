@@ -176,7 +176,7 @@ def entries_of(data: dict[str, Any], path: Path) -> tuple[Entry, ...]:
         ("kernel", data["kernel"], path.stem),
     ):
         if found != expected:
-            raise ValueError(f"its {name} is {found!r:.80}, the place is that of {expected}")
+            raise ValueError(f"its {name} is {found!r:.80}, and a file in this place needs {expected!r}")
     entries = tuple(_entry(e, path) for e in data["entries"])
     if len({(e.key, e.batch, e.triton) for e in entries}) < len(entries):
         raise ValueError("two entries for one key")

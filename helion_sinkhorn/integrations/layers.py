@@ -1,6 +1,6 @@
 """Layers for Hugging Face's `kernels`, which runs their forwards on the modules of transformers.
 
-`kernels` refuses a layer with a constructor or members of its own; attributes are those of transformers.
+`kernels` refuses a layer with a constructor or members of its own; transformers sets the attributes.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class HyperConnectionModule(MegatronModule, Float32Parameters):
         )
         self.bias = torch.nn.Parameter(torch.zeros(rows, dtype=torch.float32))
         for parameter in self.parameters():
-            # the Float16Module of branch dev reads this attribute; that of a release asks the module
+            # the Float16Module of branch dev reads this attribute, and a release's asks the module
             parameter.keep_in_fp32 = True
         if config.sequence_parallel:
             mark_sequence_parallel(self.parameters())

@@ -13,8 +13,8 @@ def fully_shard_float32(model: torch.nn.Module, **options: Any) -> list[list[tor
     """Shard the mHC modules of a model in groups of their own, which compute with float32 parameters.
 
     `fully_shard` with MixedPrecisionPolicy(param_dtype=torch.bfloat16) gathers every parameter of a layer in
-    bfloat16, including those of HyperConnection, whose projection then has 8 of its 24 bits.  A module that
-    already is in a group is left out of the layer's group: call this function first, and then `fully_shard`
+    bfloat16, also the parameters of HyperConnection, whose projection then has 8 of its 24 bits.  A module
+    that already is in a group is left out of the layer's group: call this function first, then `fully_shard`
     of the layers and of the model.  The groups gather and reduce in float32, and streams keep their dtype.
 
     Args:

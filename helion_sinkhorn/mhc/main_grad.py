@@ -13,8 +13,8 @@ def into_main_grad(parameter: torch.Tensor) -> torch.Tensor:
     """The values of a parameter whose gradient is added to `parameter.main_grad` in the backward.
 
         main_grad += dparameter,  in the dtype of main_grad and not of the parameter
-    Pass the result instead of the parameter: `hc_site(x, into_main_grad(fn), scale, base)`.  The convention
-    is that of Megatron Core and TransformerEngine (`fuse_wgrad_accumulation`).  If the parameter has an
+    Pass the result instead of the parameter: `hc_site(x, into_main_grad(fn), scale, base)`.  Megatron
+    Core and TransformerEngine have this convention (`fuse_wgrad_accumulation`).  If the parameter has an
     attribute `grad_added_to_main_grad`, it becomes True, and `grad` is zeros, so that the hooks run that
     reduce main_grad over ranks; otherwise the parameter gets no `grad`.  A parameter whose main_grad is
     missing or None gets its gradient in `grad`, and so does every parameter under torch.compile.

@@ -16,11 +16,11 @@ HOOKS = (
 def with_norm(
     site: SiteParameters, options: SiteOptions, norm: torch.nn.Module | None, streams: torch.Tensor
 ) -> tuple[SiteParameters, SiteOptions]:
-    """A site's parameters and options with those of a norm, which then need not be called.
+    """A site's parameters and options joined with a norm's, so that the norm need not be called.
 
     Args:
         norm: an RMSNorm by the name of its class, with `weight` (C,) or None, and `eps` or
-            `variance_epsilon`; or None for no norm.  An eps of None is that of torch.nn.RMSNorm: twice the
+            `variance_epsilon`; or None for no norm.  An eps of None means as in torch.nn.RMSNorm twice the
             unit roundoff of float32, or of float64 for float64 streams.  A weight that is added to 1, as in
             Gemma, is not recognised.
 

@@ -74,7 +74,7 @@ def quantize(
 
     Numerical policy: float32 (float64 for float64 u): s and u / s are rounded once each, then to the nearest
         e4m3, ties to even; with e8m0 the division is exact.  The largest entry of a group is 448 or close to
-        it, so nothing saturates.  With e8m0 the bits are those of DeepGEMM's PyTorch function
+        it, so nothing saturates.  With e8m0 the bits are the same as from DeepGEMM's PyTorch function
         `per_token_cast_to_fp8` for the same floor; with float32 that function multiplies by a rounded 1 / s,
         and one value in 2,000 differs.  A group with a NaN or an infinity has scale NaN and values NaN.
         The kernel and PyTorch give equal bits, and a token's results do not depend on the tokens around

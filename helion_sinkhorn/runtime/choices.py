@@ -88,8 +88,8 @@ def say_untuned(device: Device, name: str) -> None:
 def say_far(device: Device, name: str, batches: str) -> None:
     """Log once a process that stored configs are for other batches; tuning again would not change that."""
     log.info(
-        "%s is tuned for %s at batch %s, each more than 4 times away from that of some calls: these run with "
-        "its default config", name, device.key, batches,
+        "%s is tuned for %s at batch %s, and some calls have a batch more than 4 times away from each: "
+        "they run with its default config", name, device.key, batches,
     )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ class float32_products(contextlib.ContextDecorator):
 def raised(backend: Any) -> str:
     """Set a backend to float32 and return the setting that restores it.
 
-    A backend without a setting of its own reports that of all backends, and has to keep following it.
+    A backend without a setting of its own reports the setting of all backends, and has to keep following it.
     """
     before = backend.fp32_precision
     backend.fp32_precision = "none"

@@ -674,7 +674,7 @@ def test_the_page_of_results_counts_every_implementation():
     text = (ROOT / "docs" / "dev" / "results.md").read_text()
     for key, operator in OPERATORS.items():
         (row,) = re.findall(rf"^\| `{key}` \| \d+ in .*$", text, re.M)
-        counts = re.findall(r"\| (\d+) in [\d,]+ cases", row)
+        counts = re.findall(r"\| (\d+) in [\d,]+ \|", row)
         found = [str(len(operator.good)), str(len(operator.on_many))]
         assert counts == found, f"docs/dev/results.md is old for {key}: run `make attack WHAT=tables`"
 

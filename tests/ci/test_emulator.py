@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import dataclasses
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from assembled import program, result, run, step
 
 from ci.emulator import arithmetic, lanes, launch, machine, matrix, text
 from ci.emulator.machine import Model, Unknown
-from ci.emulator.memory import Finding
+from ci.emulator.memory import Arena, Finding
 
 U32, F32 = np.uint32, np.float32
 LANE = np.arange(64, dtype=U32)
@@ -397,6 +398,7 @@ def test_unknown_dpp_controls_are_refused():
 # -------------------------------------------------------------------- checks without an expected value
 
 WORDS = np.arange(1, 257, dtype=U32)
+HALFWORDS = np.arange(1, 257, dtype=np.uint16)
 STORE = "buffer_store_dword {}, v1, s[4:7], 0 offen"
 
 
@@ -442,6 +444,12 @@ def test_masks_are_range_checks():
     ("race", "v_and_b32_e32 v2, 0xfc, v1\nds_write_b32 v2, v0\nds_read_b32 v3, v2", {"lds": 256, "waves": 2}),
     ("race", "v_and_b32_e32 v2, 0xfc, v1\nds_write_b32 v2, v0", {"lds": 256, "waves": 2}),
     ("race", "v_mov_b32_e32 v1, 0\n" + STORE.format("v0"), {"waves": 2}),
+    ("race", "v_and_b32_e32 v2, 64, v0\nv_lshlrev_b32_e32 v2, 4, v2\nv_mov_b32_e32 v1, 0\n"
+     "buffer_store_short v2, v1, s[4:7], 0 offen", {"waves": 2}),
+    ("address", "buffer_load_dword v2, v1, s[4:7], 0 offen offset:2", {}),
+    ("address", "buffer_store_short v0, v1, s[4:7], 0 offen offset:1", {}),
+    ("address", "buffer_load_dword v2, v1, s[4:7], 0 offen offset:1", {"content": HALFWORDS}),
+    ("address", "v_mov_b32_e32 v2, 0\nglobal_load_dword v3, v2, s[0:1] offset:1", {}),
     ("offset", "v_subrev_u32_e32 v1, 64, v1\n"
      "buffer_store_dword v0, v1, s[4:7], 0 offen offset:448", {"content": WORDS}),
     ("end", ".Lagain:\ns_branch .Lagain", {"model": Model(most=1000)}),
@@ -471,6 +479,26 @@ def test_a_fault_is_found(kind, body, options):
 ])  # fmt: skip
 def test_what_is_right_is_not_found(body, options):
     run(body, WORDS, **options)
+
+
+def test_a_dword_of_two_halfwords_begins_at_either():
+    move = "buffer_load_dword v2, v1, s[4:7], 0 offen offset:{}\ns_waitcnt vmcnt(0)\n" \
+           "buffer_store_dword v2, v1, s[4:7], 0 offen offset:{}"  # fmt: skip
+    assert (run(move.format(2, 0), HALFWORDS)[:128] == HALFWORDS[1:129]).all()
+    assert (run(move.format(0, 2), HALFWORDS)[1:129] == HALFWORDS[:128]).all()
+
+
+def test_a_dword_of_two_arguments_begins_at_either():
+    """LLVM joins hidden arguments of two bytes."""
+    load = "v_mov_b32_e32 v2, 0\nglobal_load_dword v3, v2, s[0:1] offset:{}\ns_waitcnt vmcnt(0)\n"
+    shifted, first, second = (run(load.format(at) + STORE.format("v3"), WORDS[:64])[0] for at in (2, 0, 4))
+    assert shifted == first >> 16 | (second & 0xFFFF) << 16
+
+
+def test_hidden_arguments_have_the_number_of_workgroups():
+    places = [text.Argument(4 * k, 4, f"hidden_block_count_{axis}") for k, axis in enumerate("xyz")]
+    loaded = machine.Loaded(dataclasses.replace(program(""), arguments=tuple(places)), ())
+    assert np.frombuffer(launch.segment(loaded, [], 5, Arena({}), bytes(16)), U32).tolist() == [5, 1, 1, 0]
 
 
 def test_registers_that_are_not_written_change_with_the_seed():

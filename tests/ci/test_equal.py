@@ -109,7 +109,7 @@ def test_a_result_that_no_kernel_made_is_refused():
         mock.patch("ci.equal.run.as_called", return_value={}),
         pytest.raises(ValueError, match="no kernel was launched for boundary post"),
     ):
-        next(made(WORKLOADS["hc_site_unused_pre"], frozenset({"boundary post"}), "cpu", served=True))
+        next(made(WORKLOADS["hc_site_unused_pre"], frozenset({"boundary post"}), "cpu", used=True))
 
 
 def test_a_config_does_not_see_what_another_wrote_over():

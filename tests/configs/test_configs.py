@@ -585,8 +585,8 @@ def test_a_call_far_from_every_tuned_batch_is_no_untuned_one(shipped, monkeypatc
     (record,) = caplog.records
     assert record.levelno == logging.INFO
     assert record.getMessage() == (
-        f"{KERNEL} is tuned for h200 at batch 512, 1024 (Triton 3.6), each more than 4 times away from that "
-        "of some calls: these run with its default config"
+        f"{KERNEL} is tuned for h200 at batch 512, 1024 (Triton 3.6), and some calls have a batch more than "
+        "4 times away from each: they run with its default config"
     )
     caplog.clear()
     launched(monkeypatch, 128)

@@ -59,14 +59,17 @@ def run(
     model: Model | None = None,
     **options,
 ) -> np.ndarray:
-    """What a program makes of a buffer of words."""
+    """What a program makes of a buffer."""
     loaded = machine.load(program(body, **options))
 
     def arguments(arena: Arena, empty: bytes) -> bytes:
         return arena.address("buffer").to_bytes(8, "little") + empty[8:]
 
     regions = {"buffer": np.ascontiguousarray(content).view(np.uint8)}
-    arena = machine.launched(loaded, grid, waves, lds, bytes(16), regions, model or Model(), arguments)
+    arena = machine.launched(
+        loaded, grid, waves, lds, bytes(16), regions, model or Model(), arguments,
+        {"buffer": content.dtype.itemsize},
+    )  # fmt: skip
     return arena.content("buffer").view(content.dtype)
 
 

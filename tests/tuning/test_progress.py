@@ -32,7 +32,7 @@ def test_what_is_left_is_the_rest_at_the_same_speed(monkeypatch):
     now[0] += 20
     assert counted.line() == "10 of 40 programs, 50 s, about 1 min 10 s left"
     now[0] += 1000
-    assert counted.line().endswith("about 1 s left")
+    assert counted.line() == "10 of 40 programs, 17 min 30 s"
     for _ in range(30):
         counted.step()
     assert counted.line() == "40 of 40 programs, 17 min 30 s"
@@ -122,7 +122,7 @@ def test_a_line_comes_every_ten_seconds_though_no_step_ends():
             time.sleep(0.01)
     lines = out.getvalue().splitlines()
     assert len(lines) >= 3
-    assert all(re.fullmatch(r"1 of 3 keys, \d+ s, about \d+ s left", line) for line in lines)
+    assert all(re.fullmatch(r"1 of 3 keys, \d+ s(, about \d+ s left)?", line) for line in lines)
     assert not counted._lines.is_alive()
 
 

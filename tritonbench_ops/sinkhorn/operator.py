@@ -19,7 +19,7 @@ log = logging.getLogger("tritonbench_ops")
 
 
 class Operator(Judged):
-    """Sinkhorn-Knopp; an input is (logits (B, n, m), n_iters); form and first are those of the run."""
+    """Sinkhorn-Knopp; an input is (logits (B, n, m), n_iters); a run has one form and one `first`."""
 
     DEFAULT_PRECISION = "fp32"
     DEFAULT_METRICS = [*METRICS, "max_abs_err"]  # noqa: RUF012
@@ -34,7 +34,7 @@ class Operator(Judged):
             # another gradient on purpose: timed when requested
             self._skip = [*(self._skip or []), *filter(has_other_gradient, BACKENDS)]
         if any(getattr(self.tb_args, name, None) for name in ("rtol", "atol", "bitwise")):
-            log.warning("accuracy is judged by the error budget: --rtol, --atol and --bitwise do nothing")
+            log.warning("accuracy is tested against the error budget: --rtol, --atol and --bitwise do nothing")
         say_missing(BACKENDS)
 
     def get_input_iter(self):

@@ -152,8 +152,8 @@ def changed(
     """The reduced equations in float64, rounded once: an error and no rounding error.
 
     Args:
-        made: (P, dY) -> row and column sums of P, and those of P dY.
-        matrix: (row sums, column sums, P) -> that of the system.
+        made: (P, dY) -> row and column sums of P, then row and column sums of P dY.
+        matrix: (row sums, column sums, P) -> the matrix of the system.
         right: (P, column sums of P dY, means of rows) -> its right-hand side.
         solve: (matrix, right-hand side) -> the unknowns.
         rest: (P, dY, unknowns, row sums) -> the gradient.

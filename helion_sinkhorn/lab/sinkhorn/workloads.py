@@ -193,7 +193,7 @@ _IMPLICIT = [
         for batch in (1 << 16, 1 << 20)
     ),
     *(
-        _gate(f"implicit_{n}", n, n, "the calls above, as many as are judged", _JUDGED, (1 << 16) // (n * n),
+        _gate(f"implicit_{n}", n, n, "the calls above, as many as are tested", _JUDGED, (1 << 16) // (n * n),
               form="log", backward="implicit")
         for n in (4, 8, 16, 32)
     ),

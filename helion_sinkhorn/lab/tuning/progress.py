@@ -28,7 +28,7 @@ def duration(seconds: float) -> str:
 
 
 def seconds_left(ended: Sequence[tuple[float, float]], work: float, now: float) -> float | None:
-    """Seconds until all work is done, at the speed measured so far; None where no work has been done.
+    """Seconds until all work is done, at the speed measured so far; None where no speed is known.
 
     What comes once, such as processes that start, is a part of the first step's time.  So the speed is that
     of the steps after the first, as soon as they are `ENOUGH` or have taken longer than it.
@@ -47,7 +47,8 @@ def seconds_left(ended: Sequence[tuple[float, float]], work: float, now: float) 
     else:
         speed = done / max(last, 1e-9)
     # of the step that runs nothing is known but that it began when another ended
-    return max((work - done) / speed - (now - last), 1.0)
+    left = (work - done) / speed - (now - last)
+    return max(left, 1.0) if left > 0 else None
 
 
 class Progress(contextlib.AbstractContextManager):

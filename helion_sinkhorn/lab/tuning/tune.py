@@ -53,7 +53,7 @@ def tune(
         groups: the whole plan, the same on every rank.
         options: of the command.
         reported: the device's name as its driver gives it.
-        clock, judge, compilation: how candidates are timed, judged and compiled; the GPU's by default.
+        clock, judge, compilation: how candidates are timed, tested and compiled; the GPU's by default.
         say: where progress goes.
     """
     begin = time.perf_counter()

@@ -82,7 +82,7 @@ def sinkhorn(
             takes PyTorch for float64, for smaller rectangular matrices with a large eps, and, beyond 128 rows
             or columns or with marginals, where the lines normalised first are shorter than 32.  "helion" and
             "pytorch" ask for one of them.
-        out_dtype: the dtype of the result, by default that of the logits.
+        out_dtype: the dtype of the result, by default the logits' dtype.
         temperature: the logits are divided by it, a float from 1e-37 to 1e37.  This option and those below
             are for the log form with the exact gradient.
         log_row_marginals: logarithms of the sums of the rows, a floating-point tensor that broadcasts to

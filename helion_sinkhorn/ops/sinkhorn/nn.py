@@ -11,7 +11,7 @@ from helion_sinkhorn.runtime.torch_op import without_autocast
 
 
 class Sinkhorn(torch.nn.Module):
-    """P = sinkhorn(logits) with fixed options; arguments, policy and errors are those of `sinkhorn`."""
+    """P = sinkhorn(logits) with fixed options; arguments, policy and errors are as in `sinkhorn`."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ def plan(
 ) -> Plan:
     """Which implementation and configs `sinkhorn` with these arguments takes, without running it.
 
-    Arguments and errors are those of `sinkhorn`.
+    Arguments and errors are as in `sinkhorn`.
     """
     n_iters = as_int(n_iters)
     serves = served_by(logits, n_iters, eps, form, first, backward, implementation, out_dtype)

@@ -72,12 +72,12 @@ def hc_mixes(
         precision: how many bfloat16 parts the kernels split factors into.  "float32" splits fn, dmixes and
             float32 x into three and float16 x into two, which hold every bit: errors come from float32 sums
             only.  Where dx is narrower than float32, its factors have two parts, and its error is at most
-            1.0002 times that of its one rounding.  "tf32" splits into two, 16 bits, for users who need only
+            1.0002 times its one rounding.  "tf32" splits into two, 16 bits, for users who need only
             the 11 bits of TF32: it takes two thirds of the products or less.  PyTorch computes in float32
             for both.
         eps_outside: add norm_eps to the root instead of under it.
         prenorm: return z and q, on which norm_eps and eps_outside have no influence.  Use it to add sums over
-            parts of the entries, such as those of several ranks, before the norm.
+            parts of the entries, such as the parts on several ranks, before the norm.
         implementation: "auto" takes the Helion kernels on a GPU and PyTorch elsewhere, in float64 and for
             n C = 1; "helion" and "pytorch" ask for one of them.
 

@@ -97,7 +97,7 @@ def hc_site(
         y (..., C) in the dtype of x; post (..., n) and comb (..., n, n), float32, float64 for float64 x;
         residual, x as a view that has this function's gradient.
 
-    Numerical policy: as that of the three operators, but dx is rounded once, while their gradients are each
+    Numerical policy: as in the three operators, but dx is rounded once, while their gradients are each
         rounded, and so are autograd's sums of them.  Bitwise reproducible, and a token's results and its dx
         do not depend on other tokens.  The three operators are called, and autograd adds their gradients, on
         a CPU, in float64, for DTensors, one stream, C = 1, a norm_eps below 1e-37, the log form, no
