@@ -167,8 +167,9 @@ def sinkhorn_backward_history(
         if own and persistent:
             # wait until all threads have read the vectors of the last tile
             hl.inline_triton("tl.debug_barrier()", (), None)
-        x32 = read(logits, x_shape, tile, n, m, lanes_first)
-        a, p, q = started(x32, n, m, eps, deepseek, lead_axis, how, shift)
+        a, p, q = started(
+            read(logits, x_shape, tile, n, m, lanes_first), n, m, eps, deepseek, lead_axis, how, shift
+        )
         u = reciprocals(p, lead, how, False)
         v = reciprocals(q, trail, how, False)
         if steps > 0:
@@ -237,8 +238,9 @@ def sinkhorn_backward_history(
                 da = project(a, da, u_line, v_line, torch.ones_like(v), rho, lead_axis, by_step, True)
                 # a restart leaves D unchanged
                 v_t = kept_line(vs_read, of_v, place, begin - 1, tile.block_size, lanes_first)
-        x32 = read(logits, x_shape, tile, n, m, lanes_first)
-        a, p, q = started(x32, n, m, eps, deepseek, lead_axis, how, shift)
+        a, p, q = started(
+            read(logits, x_shape, tile, n, m, lanes_first), n, m, eps, deepseek, lead_axis, how, shift
+        )
         v_0 = reciprocals(q, trail, how, False)
         if steps > 0:
             for t_back in range(head - 1):

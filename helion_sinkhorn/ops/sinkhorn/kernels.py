@@ -54,8 +54,9 @@ def sinkhorn_forward(x: torch.Tensor, out: torch.Tensor, facts: hl.constexpr):
     steps = n_iters - 1 if deepseek else n_iters
     restarts = (steps - 1) // segment if steps > 0 else 0
     for tile in hl.tile(batch):
-        x32 = read(logits, shape, tile, n, m, lanes_first)
-        a, p, q = started(x32, n, m, eps, deepseek, lead_axis, how, shift)
+        a, p, q = started(
+            read(logits, shape, tile, n, m, lanes_first), n, m, eps, deepseek, lead_axis, how, shift
+        )
         if pivoted:
             a, p, q, _c, _r = pivot(a, p, q, lead, trail, lead_axis, how, sums)
         elif ordered:
