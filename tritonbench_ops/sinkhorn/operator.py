@@ -34,7 +34,7 @@ class Operator(Judged):
             # another gradient on purpose: timed when requested
             self._skip = [*(self._skip or []), *filter(has_other_gradient, BACKENDS)]
         if any(getattr(self.tb_args, name, None) for name in ("rtol", "atol", "bitwise")):
-            log.warning("accuracy is tested against the error budget: --rtol, --atol and --bitwise do nothing")
+            log.warning("the error budget decides accuracy: --rtol, --atol and --bitwise do nothing")
         say_missing(BACKENDS)
 
     def get_input_iter(self):
