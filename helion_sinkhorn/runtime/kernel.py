@@ -67,6 +67,10 @@ class Kernel:
     numbers: int = 0
     """How many of `facts`, from the first, are run-time numbers; generated code is the same for all values.
     """
+    in_place: bool = False
+    """Whether calls may have one of its tensors in the memory of another, where each entry is read before it
+    is written, so that no barrier is needed.
+    """
 
     def after_tensors(self, *given: Any) -> tuple[Any, ...]:
         """What the body takes after its tensors: the numbers, and one record of the constants."""

@@ -124,6 +124,7 @@ from helion_sinkhorn.lab.machine.binary import Job
 from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.ops.dot_compress.space import DotCall
 from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime import dispatch, generated
 from helion_sinkhorn.runtime import kernel as kernels
@@ -183,10 +184,22 @@ print(texts[0] == texts[1], torch.get_default_dtype())
 """
 
 
+IN_PLACE = """
+kernel, tensors = launch("hc_site_backward", SiteCall("bfloat16", 4, 256, "float32"), 64)
+over, texts = [*tensors], []
+over[7] = over[4].view(over[4].shape)  # dx and the residual
+generated.load = lambda code, name: texts.append(code)
+for arguments in (tensors, over):
+    kernels.build.cache_clear()
+    generated.generated(kernels.build(kernel.kernel, kernel.config, False), arguments)
+print(texts[0] == texts[1], *[text.count("tl.debug_barrier()") for text in (texts[1], code_of(kernel, over))])
+"""
+
+
 @pytest.mark.parametrize(
     ("programs", "expected"),
     [
-        (STORED + OF_ANY_PROCESS, ["True", "True False 2", "True torch.float64"]),
+        (STORED + OF_ANY_PROCESS + IN_PLACE, ["True", "True False 2", "True torch.float64", "True 0 1"]),
         pytest.param(
             *(TWICE, ["1 True", "True True"]),
             marks=pytest.mark.nightly("15 s of Helion; arguments that share memory are shown below always"),
@@ -198,11 +211,12 @@ def test_code_of_launches(programs, expected):
     """In the order of the programs above.
 
     A stored config is compiled itself: a launch that raises makes way for the default, which `check` then
-    compiled instead.  One program serves every call of its signature: a batch of one has the barrier that
-    others need; and of q that is passed as k too, Helion made one argument, which calls with another k then
-    took for it.  One text serves dot compress of 128 and of 256 columns, which are constants of its binaries:
-    the second call of a process summed 128 of 256.  Under a default dtype of float64 conjugate gradients
-    computed in it.
+    compiled instead. A call that writes dx over another gradient gets the text of one that does not. One
+    program serves every call of its signature: a batch of one has the barrier that others need; and of q
+    that is passed as k too, Helion made one argument, which calls with another k then took for it. One
+    text serves dot compress of 128 and of 256 columns, which are constants of its binaries: the second
+    call of a process summed 128 of 256. Under a default dtype of float64 conjugate gradients computed in
+    it.
     """
     environment = {**os.environ, "HELION_SINKHORN_DEVICE": "h200"}
     done = python("-c", LAUNCHES + programs, env=environment, loaded=True)

@@ -51,6 +51,7 @@ KERNELS = {
         backward_space,
         lambda chosen, call, *values: mixes_launch.backward_facts(chosen, call.mixes, *values),
         traits=frozenset({"splits"}),
+        in_place=True,
     ),
 }
 Tensors = tuple[torch.Tensor, ...]

@@ -54,7 +54,15 @@ def forward_facts(chosen: Chosen, call: SiteCall, precision: str, comb_order: st
 
 KERNELS = {
     name: Kernel(
-        name, f"{BODIES}:{name}", SiteCall, default, space, facts, traits=frozenset({"splits"}), size=size
+        name,
+        f"{BODIES}:{name}",
+        SiteCall,
+        default,
+        space,
+        facts,
+        traits=frozenset({"splits"}),
+        size=size,
+        in_place=True,
     )
     for name, default, space, facts, size in (
         (SPLIT, split_default, split_space, split_facts, lambda call: call.mixes.m),

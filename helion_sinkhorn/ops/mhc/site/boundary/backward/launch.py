@@ -61,7 +61,9 @@ def projection_facts(chosen: Chosen, call: SiteCall, precision: str, shares: int
 
 
 KERNELS = {
-    name: Kernel(name, f"{BODIES}:{body}", SiteCall, default, space, facts, traits=frozenset(traits))
+    name: Kernel(
+        name, f"{BODIES}:{body}", SiteCall, default, space, facts, traits=frozenset(traits), in_place=True
+    )
     for name, body, default, space, facts, traits in (
         (BACKWARD, BACKWARD, backward_default, backward_space, backward_facts, ("splits",)),
         (SECOND, BACKWARD, second_default, second_space, backward_facts, ("splits",)),
