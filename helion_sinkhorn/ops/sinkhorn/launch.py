@@ -9,14 +9,7 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.configs.device import Device
-from helion_sinkhorn.ops.sinkhorn.scaling import (
-    SHIFT,
-    lean_is_safe,
-    pairs_are_safe,
-    pivot_is_safe,
-    segment_length,
-    shifted_length,
-)
+from helion_sinkhorn.ops.sinkhorn import scaling
 from helion_sinkhorn.ops.sinkhorn.space import (
     REGISTER_HISTORY_ENTRIES,
     REGISTER_HISTORY_RESTARTED,
@@ -99,13 +92,13 @@ def backward_kernel(call: SinkhornCall) -> str:
 
 def shift(call: SinkhornCall) -> int:
     """SHIFT where the log form needs a restart without it and none with it, otherwise 0."""
-    few = call.deepseek or call.steps <= segment_length(call.n, call.m)
-    return 0 if few or call.steps > shifted_length(call.n, call.m) else SHIFT
+    few = call.deepseek or call.steps <= scaling.segment_length(call.n, call.m)
+    return 0 if few or call.steps > scaling.shifted_length(call.n, call.m) else scaling.SHIFT
 
 
 def segment(call: SinkhornCall) -> int:
     """Iterations between restarts; the deepseek form needs no restart, since eps bounds u v."""
-    return call.n_iters if call.deepseek or shift(call) else segment_length(call.n, call.m)
+    return call.n_iters if call.deepseek or shift(call) else scaling.segment_length(call.n, call.m)
 
 
 def segments(call: SinkhornCall, length: int) -> tuple[int, int, int]:
@@ -138,34 +131,21 @@ def constants(call: SinkhornCall, eps: float, choice: Choice, how: str) -> tuple
     """The constants of the body of a choice's kernel; `how` pins its reciprocal."""
     variant = dict(choice.variant)
     kernel_eps = eps if call.deepseek else 0.0
-    safe = not shift(call) and pairs_are_safe(call.n, call.m, call.steps, kernel_eps)
+    safe = not shift(call) and scaling.pairs_are_safe(call.n, call.m, call.steps, kernel_eps)
     paired = variant.get("paired", False) and safe
-    pivoted = variant.get("pivoted", False) and pivot_is_safe(call.steps, kernel_eps)
+    pivoted = variant.get("pivoted", False) and scaling.pivot_is_safe(call.steps, kernel_eps)
     ordered = is_ordered(choice)
     rounded, persistent = must_round(call, choice), is_persistent(choice, how)
     by_lanes = lanes_first(call, choice)
+    most, by = segment(call), shift(call)
     own = {
-        "sinkhorn_forward": (segment(call), shift(call), how, ordered, by_lanes, paired, pivoted),
+        "sinkhorn_forward": (most, by, how, ordered, by_lanes, paired, pivoted),
         "sinkhorn_backward": (
-            *segments(call, variant.get("length", 1)),
-            shift(call),
-            how,
-            ordered,
-            by_lanes,
-            paired,
-            pivoted,
-            variant.get("lean", False) and lean_is_safe(call.n, call.m, kernel_eps),
+            *segments(call, variant.get("length", 1)), by, how, ordered, by_lanes, paired, pivoted,
+            variant.get("lean", False) and scaling.lean_is_safe(call.n, call.m, kernel_eps),
         ),
-        "sinkhorn_backward_history": (
-            segment(call),
-            shift(call),
-            how,
-            rounded,
-            ordered,
-            persistent,
-            by_lanes,
-        ),
-    }[choice.kernel]
+        "sinkhorn_backward_history": (most, by, how, rounded, ordered, persistent, by_lanes),
+    }[choice.kernel]  # fmt: skip
     return call.n, call.m, call.n_iters, kernel_eps, call.deepseek, call.lead_axis, *own
 
 
