@@ -18,7 +18,7 @@ NOT_EMULATED = (
 WORKLOADS: dict[str, tuple[str, ...]] = {
     "sinkhorn": ("two_matrices", "other_eps", "mhc_one_iteration", "beyond_exp_log"),
     "implicit": ("implicit_two",),
-    # gradients of marginals are finished by PyTorch, in floats; in more iterations maxima depend on the order
+    # gradients of marginals are finished by PyTorch, in floats; P of more iterations differs on an H200
     "sinkhorn_large": ("large_one_iteration:P,dX",),
     "linear_attention": (
         "attention_unused_end:o,end",
