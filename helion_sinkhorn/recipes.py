@@ -48,7 +48,9 @@ def log_optimal_transport(scores: torch.Tensor, bin_score: torch.Tensor, iters: 
     right, below = bin_score.expand(*lead, n, 1), bin_score.expand(*lead, 1, m + 1)
     x = torch.cat([torch.cat([scores, right], -1), below], -2)
     log_r, log_c = (x.new_zeros(k, dtype=computing(x.dtype)) for k in (n + 1, m + 1))
-    log_r[-1], log_c[-1] = math.log(m), math.log(n)
+    # an assignment would copy the number from the host, which waits for the GPU and cannot be captured
+    log_r[-1:].fill_(math.log(m))
+    log_c[-1:].fill_(math.log(n))
     f, g = sinkhorn_potentials(x, iters, log_row_marginals=log_r, log_col_marginals=log_c)
     return (x + f.unsqueeze(-1) + g.unsqueeze(-2)).to(x.dtype)
 

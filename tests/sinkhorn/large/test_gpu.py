@@ -11,7 +11,7 @@ from processes import WORLD, Ranks
 from helion_sinkhorn import plan, reference, sinkhorn, sinkhorn_potentials
 from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 from helion_sinkhorn.ops.sinkhorn.large import eager, launch
-from helion_sinkhorn.recipes import sinkhorn_knopp_teacher
+from helion_sinkhorn.recipes import log_optimal_transport, sinkhorn_knopp_teacher
 
 pytestmark = pytest.mark.gpu
 CALLS = [
@@ -125,6 +125,25 @@ def test_equal_bits_again_in_a_part_of_the_batch_and_in_a_graph(form, m):
     graph.replay()
     for a, b in zip(kept, whole, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        lambda x: log_optimal_transport(x, torch.ones((), device="cuda"), 5),
+        lambda x: sinkhorn_knopp_teacher(x, 0.05),
+    ],
+    ids=["transport", "teacher"],
+)
+def test_a_recipe_copies_nothing_from_the_host(recipe):
+    x = randn(160, 150).cuda()
+    expected = recipe(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = recipe(x)
+    graph.replay()
+    assert torch.equal(found, expected)
 
 
 def test_the_public_functions_take_the_kernels():
