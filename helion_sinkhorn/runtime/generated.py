@@ -79,7 +79,7 @@ def generated(
     with generating:
         # before the kernel is imported, and after Helion has read its source
         before = program_cache.is_unchanged()
-        program = bound(kernel, apart(args) if kernel.kernel.in_place else args)
+        program = bound(kernel, apart(args) if "in place" in kernel.kernel.traits else args)
         code = code_of(kernel, program)
         if code is not None:
             # one text may be that of several signatures, each with a name of its own

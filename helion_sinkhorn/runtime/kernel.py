@@ -58,7 +58,9 @@ class Kernel:
     """How NVIDIA multiplies float32 matrices: "ieee", or "tf32x3", three products of parts, to 2^-21."""
     traits: frozenset[str] = frozenset()
     """For the rules of machine code: the kernel "normalises" matrices by reciprocals, has "gates" beside
-    them, "returns float32" whatever the dtype, divides by "norms" or scales, or "splits" numbers.
+    them, "returns float32" whatever the dtype, divides by "norms" or scales, or "splits" numbers.  For the
+    code: calls "in place" may have one tensor in the memory of another, and each entry is read before it is
+    written.
     """
     similar: Callable[[Any], Any] | None = None
     """A tuned call whose configs a call that is not tuned may use."""
@@ -66,10 +68,6 @@ class Kernel:
     """The size of a launch where it does not depend on the batch, such as the rows of fn; else None."""
     numbers: int = 0
     """How many of `facts`, from the first, are run-time numbers; generated code is the same for all values.
-    """
-    in_place: bool = False
-    """Whether calls may have one of its tensors in the memory of another, where each entry is read before it
-    is written, so that no barrier is needed.
     """
 
     def after_tensors(self, *given: Any) -> tuple[Any, ...]:

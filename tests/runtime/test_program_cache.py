@@ -347,7 +347,7 @@ class Program:
 
 def test_helion_generates_a_program_once_for_all_its_signatures():
     program, kept = Program(), []
-    kernel = type("Kernel", (), {"helion": program, "name": "host"})
+    kernel = type("Kernel", (), {"helion": program, "name": "host", "kernel": KERNELS["sinkhorn_forward"]})
     hosts = [generated.generated(kernel, (torch.zeros(k), None), kept.append) for k in (3, 4)]
     assert hosts[0] is hosts[1]
     assert program.generated == 1
@@ -372,7 +372,9 @@ def test_code_of_an_edited_source_is_not_kept(tmp_path, monkeypatch, caplog):
         program = Program()
         if edit is not None:
             program.to_triton_code = lambda config: source.write_text(edit) and GENERATED.format(more="")
-        kernel = type("Kernel", (), {"helion": program, "name": "host"})
+        kernel = type(
+            "Kernel", (), {"helion": program, "name": "host", "kernel": KERNELS["sinkhorn_forward"]}
+        )
         generated.generated(kernel, (torch.zeros(3), None), kept.append)
 
     generate()
@@ -426,7 +428,7 @@ def test_threads_generate_one_after_another(monkeypatch):
 
     monkeypatch.setattr(generated, "bound", bound)
     monkeypatch.setattr(generated, "code_of", lambda kernel, program: "def host():\n    return 41\n")
-    kernel = types.SimpleNamespace(name="host")
+    kernel = types.SimpleNamespace(name="host", kernel=KERNELS["sinkhorn_forward"])
     with ThreadPoolExecutor(4) as pool:
         hosts = list(pool.map(lambda _: generated.generated(kernel, ()), range(8)))
     assert [host() for host in hosts] == [41] * 8

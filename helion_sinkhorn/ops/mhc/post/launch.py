@@ -38,7 +38,7 @@ def backward_facts(chosen: Chosen, call: PostCall, comb_order: str) -> tuple[Any
 
 
 KERNELS = {
-    name: Kernel(name, f"{BODIES}:{name}", PostCall, default, space, facts, in_place=True)
+    name: Kernel(name, f"{BODIES}:{name}", PostCall, default, space, facts, traits=frozenset({"in place"}))
     for name, default, space, facts in (
         (FORWARD, forward_default, forward_space, forward_facts),
         (BACKWARD, backward_default, backward_space, backward_facts),

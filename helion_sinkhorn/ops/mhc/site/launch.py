@@ -50,8 +50,7 @@ KERNELS = {
         backward_default,
         backward_space,
         lambda chosen, call, *values: mixes_launch.backward_facts(chosen, call.mixes, *values),
-        traits=frozenset({"splits"}),
-        in_place=True,
+        traits=frozenset({"splits", "in place"}),
     ),
 }
 Tensors = tuple[torch.Tensor, ...]

@@ -60,9 +60,8 @@ KERNELS = {
         default,
         space,
         facts,
-        traits=frozenset({"splits"}),
+        traits=frozenset({"splits", "in place"}),
         size=size,
-        in_place=True,
     )
     for name, default, space, facts, size in (
         (SPLIT, split_default, split_space, split_facts, lambda call: call.mixes.m),

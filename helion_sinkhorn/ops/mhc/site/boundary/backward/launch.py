@@ -61,12 +61,10 @@ def projection_facts(chosen: Chosen, call: SiteCall, precision: str, shares: int
 
 
 KERNELS = {
-    name: Kernel(
-        name, f"{BODIES}:{body}", SiteCall, default, space, facts, traits=frozenset(traits), in_place=True
-    )
+    name: Kernel(name, f"{BODIES}:{body}", SiteCall, default, space, facts, traits=frozenset(traits))
     for name, body, default, space, facts, traits in (
-        (BACKWARD, BACKWARD, backward_default, backward_space, backward_facts, ("splits",)),
-        (SECOND, BACKWARD, second_default, second_space, backward_facts, ("splits",)),
+        (BACKWARD, BACKWARD, backward_default, backward_space, backward_facts, ("splits", "in place")),
+        (SECOND, BACKWARD, second_default, second_space, backward_facts, ("splits", "in place")),
         (SUMS, SUMS, sums_default, sums_space, sums_facts, ()),
         (PROJECTION, PROJECTION, projection_default, projection_space, projection_facts, ("splits",)),
     )
