@@ -206,11 +206,19 @@ def test_u_is_computed_again(n_iters, logits, form, first):
 
 @pytest.mark.parametrize("length", [1, 3, 7, 20])
 @pytest.mark.parametrize("logits", ["randn_8", "identity_like_16", "one_up_20", "masked"])
-@pytest.mark.parametrize(("n", "m", "first"), [(8, 8, "rows"), (5, 7, "cols")])
-def test_gradients_in_registers_pass_a_restart(n, m, first, logits, length):
-    case = Case(logits, n, m, 20, "log", first)
+@pytest.mark.parametrize(
+    ("n", "m", "first", "n_iters", "restarts"),
+    [
+        (8, 8, "rows", 20, False),
+        (5, 7, "cols", 20, False),
+        (4, 16, "rows", 24, True),
+        (16, 4, "cols", 24, True),
+    ],
+)
+def test_gradients_in_registers_are_shifted_or_pass_a_restart(n, m, first, n_iters, restarts, logits, length):
+    case = Case(logits, n, m, n_iters, "log", first)
     call = launch.call_of(case.inputs()[0], *case.arguments)
-    assert launch.shift(call)
+    assert (launch.segment(call) < call.steps) == restarts != bool(launch.shift(call))
     assert launch.backward_kernel(call) == "sinkhorn_backward"
     check_backward(case, "sinkhorn_backward", length=length)
 
@@ -230,12 +238,13 @@ def test_gradients_of_steep_logits_pass_restarts(kind, n, n_iters):
 @pytest.mark.parametrize("wanted", [1, 4, 5, 7, 16, 20])
 def test_segments_hold_all_iterations_between_restarts(wanted):
     for steps in range(1, 25):
-        call = SinkhornCall(False, 1, "float32", 8, 8, steps)
+        call = SinkhornCall(False, 1, "float32", 4, 16, steps)
         length, head, tail = launch.segments(call, wanted)
         rest = steps - (head + tail) * length
         assert 1 <= rest <= length, steps
         assert (tail > 0) == (steps > launch.segment(call)), steps
         assert max(head * length + rest, tail * length) <= launch.segment(call), steps
+    assert tail > 0
 
 
 @pytest.mark.parametrize("logits", ["randn_30", "masked", "permutation"])

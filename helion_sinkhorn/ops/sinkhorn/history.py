@@ -126,20 +126,9 @@ def sinkhorn_backward_history(
 
     ordered: see `in_order`; lanes_first: see `loads.load_lanes`."""
     (
-        n,
-        m,
-        n_iters,
-        eps,
-        deepseek,
-        lead_axis,
-        segment,
-        shift,
-        how,
-        rounded,
-        ordered,
-        persistent,
+        n, m, n_iters, eps, deepseek, lead_axis, segment, shift, how, rounded, ordered, persistent,
         lanes_first,
-    ) = facts
+    ) = facts  # fmt: skip
     batch = x.size(0)
     x_shape, dy_shape = hl.specialize((x.shape[1:], dy.shape[1:]))
     hl.specialize((x.stride(), dy.stride(), dx.shape[1:], dx.stride()))
