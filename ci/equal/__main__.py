@@ -12,8 +12,6 @@ import argparse
 import itertools
 import platform
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +34,7 @@ def make_parser(devices=None, kernels=None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", type=Path, default=ROOT / "docs" / "equal", help="folder of committed results"
     )
+    parser.add_argument("--jobs", type=int, default=1, help="processes, which compile for most of the time")
     parser.add_argument("--cache", type=Path, default=ROOT / ".emulated", help="folder of compiled programs")
     return parser
 
@@ -47,11 +46,10 @@ if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
 import torch
 
 from ci import accuracy
-from ci.equal import compare, rows, table
+from ci.equal import compare, rows, run, table
 from ci.equal.compare import Row
 from helion_sinkhorn.configs.device import DEVICES, Device, current
 from helion_sinkhorn.lab.operators import KERNELS
-from helion_sinkhorn.lab.parent import end_with_parent
 
 
 def about(row: Device, emulated: bool) -> dict[str, object]:
@@ -74,17 +72,12 @@ def main() -> int:
         names = [name for name in names if name not in table.NOT_EMULATED]
     kernels = options.stored if options.stored or options.stored is None else list(KERNELS)
     devices = [DEVICES[key] for key in options.devices or EMULATED] if emulated else [current(0)]
-    what = options.workloads or names, options.used, kernels or [], options.cache.resolve()
+    what = options.workloads or names, options.used, kernels or [], options.cache.resolve(), options.jobs
     found: dict[str, list[Row]] = {}
     wrong: list[str] = []
     for device in devices:
         key = device.key
-        if emulated:
-            # torch and Triton keep a device for the life of a process; forked, it has imported them
-            with ProcessPoolExecutor(1, get_context("fork"), end_with_parent) as pool:
-                found[key], failed = pool.submit(rows.of_device, key, *what).result()
-        else:
-            found[key], failed = rows.of_device(None, *what)
+        found[key], failed = rows.of_device(device, emulated, *what)
         wrong += failed
         if options.write:
             compare.write(options.out / f"{key}.json", about(device, emulated), found[key])
@@ -110,9 +103,13 @@ def main() -> int:
             )
     wrong += compare.differences(here | committed)
     print(*wrong, sep="\n", file=sys.stderr)
-    verdict = f"{len(wrong)} are wrong" if wrong else "all equal"
-    print(f"{'; '.join(here)}: {sum(map(len, here.values()))} results; {verdict}")
-    return bool(wrong)
+    silent = [r for made in found.values() for r in made if r.digest == run.ONE_NUMBER]
+    for r in silent:
+        print(f"{r.workload}: {r.of} is one number with each of {r.configs} configs, which shows nothing")
+    count = sum(map(len, found.values())) - len(silent)
+    verdict = f"{len(wrong)} are wrong" if wrong else "all equal" if count else "nothing was compared"
+    print(f"{'; '.join(here)}: {count} results; {verdict}")
+    return bool(wrong) or not count
 
 
 if __name__ == "__main__":

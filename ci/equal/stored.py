@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
-from ci.equal.run import Made, beside, digest, informative, recorded
+from ci.equal.run import Made, beside, digest, recorded
 from ci.equal.table import classes_of
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import Device
@@ -46,27 +44,18 @@ def in_ring(call: Any) -> Any:
     return call
 
 
-def made(kernel: str, device: Device, place: str, failed: list[str]) -> Iterator[Made]:
-    """What a kernel writes with each of its `choices`; a launch that fails is put into `failed`.
+def made(key: Key, choice: Choice, place: str) -> Iterator[Made]:
+    """What a kernel writes in a call with one of its `choices`.
 
     Args:
         place: where the operands are to be.
     """
-    evidence = operator_of(kernel)
-    trial = evidence.trials[kernel]
-    for key, configs in choices(kernel, device).items():
-        call = in_ring(KERNELS[kernel].call.of(key))
-        workload = evidence.of_call(kernel, call, FEW)
-        # a GPU draws other numbers than a CPU
-        operands = [t.to(place) if t is not None else t for t in trial.operands(call, FEW, "cpu")]
-        begin = time.monotonic()
-        for choice in configs:
-            try:
-                yield from of_choice(trial, workload, call, choice, named(key), operands)
-            except Exception as error:
-                failed.append(f"{named(key)}: {choice}: {type(error).__name__}: {error}")
-        print(f"{device.key}: {kernel}, {call}: {len(configs)} configs, {time.monotonic() - begin:.0f} s",
-              file=sys.stderr, flush=True)  # fmt: skip
+    evidence = operator_of(choice.kernel)
+    trial, call = evidence.trials[choice.kernel], in_ring(KERNELS[choice.kernel].call.of(key))
+    workload = evidence.of_call(choice.kernel, call, FEW)
+    # a GPU draws other numbers than a CPU
+    operands = [t.to(place) if t is not None else t for t in trial.operands(call, FEW, "cpu")]
+    yield from of_choice(trial, workload, call, choice, named(key), operands)
 
 
 def alone(workload: Any, kernel: str, device: Device, place: str, used: bool) -> Iterator[Made]:
@@ -95,4 +84,4 @@ def of_choice(
     for k, t in enumerate(written if isinstance(written, tuple) else (written,)):
         of = choice.kernel if k == 0 else f"{choice.kernel} {k + 1}"
         if t is not None:
-            yield Made(name, of, labels, digest(informative(t, of)), (choice,))
+            yield Made(name, of, labels, digest(t), (choice,))

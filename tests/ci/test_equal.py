@@ -7,6 +7,7 @@ import lzma
 import os
 import re
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -80,14 +81,43 @@ def test_one_digest_that_differs_is_named():
 
 
 def test_a_result_that_is_one_number_everywhere_is_no_evidence():
-    from ci.equal.run import informative
+    from ci.equal import rows
+    from ci.equal.run import ONE_NUMBER, Made, digest
 
     varied = torch.tensor([[0.0, 1.0], [0.0, 0.0]])
-    assert informative(varied, "u") is varied
-    assert informative(torch.zeros(1), "u") == 0
+    assert len({digest(varied), digest(varied.mT.contiguous()), digest(torch.zeros(1)), ONE_NUMBER}) == 4
     for constant in (torch.zeros(2, 2), torch.full((2, 2), torch.nan)):
-        with pytest.raises(ValueError, match=r"u is (0\.0|nan) everywhere in the ring"):
-            informative(constant, "u")
+        assert digest(constant) == ONE_NUMBER
+    made = [Made("w", of, (), digest(t), ()) for of, t in (("u", torch.zeros(2)), ("v", torch.arange(2.0)))]
+    with (
+        mock.patch.object(rows.run, "on_gpu", return_value=nullcontext("cpu")),
+        mock.patch.object(rows, "device_of", return_value=None),
+        mock.patch.object(rows, "of_workload", return_value=iter(made)),
+    ):
+        found, failed, _ = rows.of_part(None, "w", True, Path())
+    assert found == made
+    assert [sentence[:24] for sentence in failed] == ["w: u is one number every"]
+
+
+@pytest.mark.parametrize(
+    ("digests", "code", "verdict"),
+    [
+        (["a"], 0, "1 results; all equal"),
+        (["a", "b"], 1, "2 results; 1 are wrong"),
+        (["one number"], 1, "0 results; nothing was compared"),
+        (["a", "one number"], 1, "1 results; 1 are wrong"),
+        ([], 1, "0 results; nothing was compared"),
+    ],
+)
+def test_the_exit_status_is_the_verdict(digests, code, verdict, tmp_path, monkeypatch, capsys):
+    import ci.equal.__main__ as command
+
+    made = [Row("stored n=4", "P", (), digest, 1) for digest in digests]
+    words = ["ci.equal", "--devices", "mi350", "--stored", "hc_post_forward", "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", words)
+    with mock.patch.object(command.rows, "of_device", return_value=(made, [])):
+        assert command.main() == code
+    assert capsys.readouterr().out.endswith(f"mi350, emulated: {verdict}\n")
 
 
 def test_other_results_stay_in_a_file(tmp_path):
