@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from autograd_calls import assert_equal
@@ -19,7 +21,8 @@ from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
 from helion_sinkhorn.ops.mhc.site import launch, torch_op
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.mhc.split import launch as split_launch
-from helion_sinkhorn.runtime.kernel import candidates
+from helion_sinkhorn.runtime.kernel import candidates, default_choice
+from helion_sinkhorn.runtime.launch import device_of
 
 WORKLOADS = [w for w in ROWS if "ci" in w.tags]
 
@@ -126,3 +129,18 @@ def test_dx_is_rounded_once():
 
     once = error(truth["dx"].bfloat16())
     assert error(site_results(given, upstream)["dx"]) <= 1.01 * once
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_gradient_in_float32_takes_the_default_and_not_what_was_timed_with_a_narrower_one(normed):
+    (x, fn, scale, base), (dresidual, dy, dpost, dcomb) = site_inputs(3, c=64, dtype=torch.bfloat16)
+    constants = (20, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False, 1e-6)
+    weight = torch.ones(64, dtype=torch.bfloat16) if normed else None
+    _, pre, _, _, mixes, norms = launch.forward(x, fn, scale, base, None, weight, *constants)
+    given = dresidual, dy, None, dpost, dcomb, x, fn, scale, base, pre, weight, mixes, norms, True, *constants
+    with mock.patch.object(mixes_launch, "gradients", wraps=mixes_launch.gradients) as gradients:
+        launch.backward(*given)
+    (call,) = gradients.call_args_list
+    _, _, _, _, of, choice, (_, of_y, _), kernel, *_ = call.args
+    assert of_y.dtype is (torch.float32 if normed else torch.bfloat16)
+    assert choice == (default_choice(kernel, of, device_of(x)) if normed else None)

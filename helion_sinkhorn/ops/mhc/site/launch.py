@@ -26,8 +26,8 @@ from helion_sinkhorn.ops.mhc.site.space import (
     weights_space,
 )
 from helion_sinkhorn.ops.mhc.split import launch as split_launch
-from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices
+from helion_sinkhorn.runtime.kernel import Choice, Kernel, default_choice
+from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, device_of
 from helion_sinkhorn.runtime.views import flattened, flattened_streams, parameter
 from helion_sinkhorn.runtime.wanted import Some
 
@@ -169,12 +169,16 @@ def backward(
     of_tokens = (flattened(t, 1) for t in (dmixes, mixes, norms))
     g, along = mixes_launch.upstream(*of_tokens, call.mixes)
     others = None if dresidual is None else flattened(dresidual, 2), dy, None if dy is None else weights
+    named = choices.get(BACKWARD)
+    if named is None and y_norm_weight is not None and dy is not None:
+        # configs are timed with a dy of x's dtype.  In float32, which takes more registers, the config of
+        # 8192 x 7168 on an H200 spills 216 bytes a thread, and the default none
+        named = default_choice(KERNELS[BACKWARD], call, device_of(x))
     if into is None and wanted[0]:
         into = x.new_empty(x.shape, dtype=dtype)
     # no view is returned: the other owners of its memory would be unknown (`own_gradient`)
     _, dfn = mixes_launch.gradients(
-        g, along, streams, projection, call, choices.get(BACKWARD), others, KERNELS[BACKWARD], dtype,
-        of_projection, into,
+        g, along, streams, projection, call, named, others, KERNELS[BACKWARD], dtype, of_projection, into,
     )  # fmt: skip
     return into if wanted[0] else None, dfn, sums, dweights, dnorm
 
