@@ -27,7 +27,7 @@ EXTERNAL = ("exp2", "log2")
 ORDER = ("maximum", "minimum")
 """A comparison where torch makes code for NVIDIA, Triton's own for AMD: elements that are NaN differ."""
 LONG, VERY_LONG = 1000, 3000
-"""Products in a program without a loop, and in any: the emulator runs a loop repeatedly."""
+"""Products in a program of AMD's without a loop, and in any: the emulator runs a loop repeatedly."""
 
 
 def visible(
@@ -45,23 +45,24 @@ def visible(
     raise ValueError(f"FPSan does not see through the inline instruction {name!r}; add it to INSTRUCTIONS")
 
 
-def quickly(compile_amdgpu: Callable[..., str]) -> Callable[..., str]:
-    """AMD's code generation, of long programs unoptimised: LLVM's straight-line strength reduction takes
-    10 of 12 s for the 1,481 products of a Sinkhorn gradient, and minutes for 5,552, of 20 iterations."""
+def quickly(generate: Callable[..., str]) -> Callable[..., str]:
+    """LLVM's code generation, of long programs unoptimised: for AMD it takes 10 of 12 s for a Sinkhorn gradient
+    of 1,481 products, and minutes for 20 iterations, of 5,552; for NVIDIA 155 s."""
 
-    def compiled(listing: str, *args: Any, **options: Any) -> str:
-        if listing.count(" = mul ") > (VERY_LONG if " = phi " in listing else LONG):
+    def generated(listing: str, *args: Any, **options: Any) -> str:
+        emulated = "amdgcn" in listing
+        if listing.count(" = mul ") > (VERY_LONG if emulated and " = phi " in listing else LONG):
             listing = listing.replace("attributes #0 = {", "attributes #0 = { noinline optnone", 1)
-        return compile_amdgpu(listing, *args, **options)
+        return generate(listing, *args, **options)
 
-    return compiled
+    return generated
 
 
 def briefly(optimize_module: Callable[..., None], least: Any) -> Callable[..., None]:
-    """LLVM's passes for AMD's code, of very long programs the least: others take minutes there."""
+    """LLVM's passes, of long programs the least: others take minutes."""
 
     def optimized(module: Any, level: Any, arch: str = "", *args: Any, **options: Any) -> None:
-        brief = arch.startswith("gfx") and str(module).count(" = mul ") > VERY_LONG
+        brief = str(module).count(" = mul ") > (VERY_LONG if arch.startswith("gfx") else LONG)
         optimize_module(module, least if brief else level, arch, *args, **options)
 
     return optimized
@@ -96,6 +97,7 @@ def in_ring() -> Iterator[None]:
            for name in EXTERNAL]  # fmt: skip
     if hasattr(amd, "compile_amdgpu"):  # not in Triton 3.8
         own.append((amd, "compile_amdgpu", quickly(amd.compile_amdgpu)))
+        own.append((llvm, "translate_to_asm", quickly(llvm.translate_to_asm)))
         own.append((llvm, "optimize_module", briefly(llvm.optimize_module, llvm.OPTIMIZE_O0)))
     own += [
         (TritonOverrides, name, staticmethod(f"triton_helpers.{name}({{}}, {{}})".format)) for name in ORDER

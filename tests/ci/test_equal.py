@@ -197,3 +197,16 @@ def test_no_kernel_has_an_instruction_or_a_function_that_the_mode_does_not_see()
 def test_an_unknown_instruction_is_refused():
     with pytest.raises(ValueError, match="does not see through the inline instruction 'ex2"):
         ring.visible("ex2.approx.f32 $0, $1;", "=f,f", [None], None, True, 1)
+
+
+def test_long_programs_are_compiled_without_optimisation():
+    head = 'target triple = "{}"\nattributes #0 = {{ nounwind }}\n'
+    seen = ring.quickly(lambda listing: listing)
+    products = {count: count * "%1 = mul i32 %2, %3\n" for count in (ring.LONG, ring.LONG + 1)}
+    for triple in ("nvptx64-nvidia-cuda", "amdgcn-amd-amdhsa"):
+        assert "optnone" in seen(head.format(triple) + products[ring.LONG + 1])
+        assert "optnone" not in seen(head.format(triple) + products[ring.LONG])
+    # the emulator runs a loop repeatedly, and a GPU is fast
+    looped = products[ring.LONG + 1] + "%4 = phi i32"
+    assert "optnone" in seen(head.format("nvptx64-nvidia-cuda") + looped)
+    assert "optnone" not in seen(head.format("amdgcn-amd-amdhsa") + looped)
