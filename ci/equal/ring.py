@@ -46,8 +46,8 @@ def visible(
 
 
 def quickly(generate: Callable[..., str]) -> Callable[..., str]:
-    """LLVM's code generation, of long programs unoptimised: for AMD it takes 10 of 12 s for a Sinkhorn gradient
-    of 1,481 products, and minutes for 20 iterations, of 5,552; for NVIDIA 155 s."""
+    """LLVM's code generation, of long programs unoptimised: for AMD it takes 10 of 12 s for 1,481 products of
+    a Sinkhorn gradient, and minutes for 20 iterations, of 5,552; for NVIDIA 155 s."""
 
     def generated(listing: str, *args: Any, **options: Any) -> str:
         emulated = "amdgcn" in listing
