@@ -236,3 +236,24 @@ def test_without_a_gradient_nothing_is_kept():
     assert [len(t) for t in made[3:]] == [0, 0]
     for a, b in zip(made[:3], kept[:3], strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "dtype", "step"),
+    [
+        (1024, 1024, torch.float32, 8),
+        (1025, 1025, torch.float32, 4),
+        (1025, 1025, torch.bfloat16, 8),
+        (1025, 1026, torch.bfloat16, 12),
+        (1026, 1026, torch.float32, 6),
+        (3001, 3001, torch.float32, 4),
+    ],
+)
+def test_every_group_begins_at_a_boundary_of_a_vector(n, m, dtype, step):
+    x = torch.empty(17, 1, 1, dtype=dtype).expand(17, n, m)
+    parts = launch.together(x)
+    assert [k for part in parts for k in range(17)[part]] == [*range(17)]
+    assert {part.stop - part.start for part in parts} == {step}
+    for part in parts:
+        for nbytes in (n * m * dtype.itemsize, 4 * n, 4 * m):
+            assert part.start * nbytes % 16 == 0

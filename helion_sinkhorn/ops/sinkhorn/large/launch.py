@@ -22,7 +22,7 @@ from helion_sinkhorn.ops.sinkhorn.large.sides import (
 )
 from helion_sinkhorn.ops.sinkhorn.scaling import EXPONENT_BUDGET, may_overflow
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, chosen_for, device_of
-from helion_sinkhorn.runtime.views import matrices_of, placed
+from helion_sinkhorn.runtime.views import VECTOR_BYTES, matrices_of, placed
 
 MOST_TOGETHER = 4
 """The most iterations of a segment."""
@@ -132,10 +132,17 @@ def state(
 def together(x: torch.Tensor, ranks: Ranks = ALONE) -> list[slice]:
     """Slices of (B, n, m) that fit into L2; each runs all its iterations before the next one begins.
 
-    Ranks that share the matrices have one slice, the same on all of them.
+    Each begins at a multiple of 16 bytes, also in vectors (B, n) and (B, m) of float32, though up to eight
+    matrices be more than fit: elsewhere code has no vector loads and may sum in another order, and no launch
+    is kept.  Ranks that share the matrices have one slice, the same on all of them.
     """
-    step = len(x) if ranks.groups else max(1, GROUP_BYTES // (x.element_size() * x[0].numel()))
-    return [slice(k, k + step) for k in range(0, len(x), step)]
+    (batch, n, m), size = x.shape, x.element_size()
+    if ranks.groups:
+        return [slice(batch)]
+    several = max(VECTOR_BYTES // math.gcd(VECTOR_BYTES, k) for k in (size * n * m, 4 * n, 4 * m))
+    fit = GROUP_BYTES // (size * n * m)
+    step = max(several, fit // several * several)
+    return [slice(k, k + step) for k in range(0, batch, step)]
 
 
 def backward(
