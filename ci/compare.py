@@ -148,7 +148,7 @@ def called(device: dict) -> str:
 
 def conditions(artefact: Artefact) -> str:
     versions = ", ".join(f"{k} {v}" for k, v in artefact["versions"].items() if v)
-    return f"{artefact['device']['name']}; {versions}; {artefact['utc'][:10]}, {artefact['seconds']} s"
+    return f"{artefact['device']['name']}; {versions}; {artefact['utc'][:10]}"
 
 
 def picture(artefacts: dict[str, Artefact], path: Path) -> None:

@@ -135,6 +135,17 @@ def age(artefact: dict[str, Any]) -> str:
     return f"{artefact['utc'][:10]}, {commit[:7]}{'+' if '+' in artefact['commit'] else changed}"
 
 
+def runs_of(artefact: dict[str, Any]) -> list[tuple[dict[str, Any], int]]:
+    """The last run of each day under each stack that workloads come from, the newest first, and how many are
+    of that day and stack."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for record in artefact["workloads"].values():
+        run = record.get("run", artefact)
+        found.setdefault(run["utc"][:10] + str(run["versions"]), []).append(run)
+    last = [(max(runs, key=lambda run: run["utc"]), len(runs)) for runs in found.values()]
+    return sorted(last, key=lambda one: one[0]["utc"], reverse=True)
+
+
 def judged() -> str:
     """Each operator on each device: how near its results come to their limits, and beside Inductor's."""
     rows = []
@@ -156,7 +167,11 @@ def judged() -> str:
                 "error / Inductor's: median, largest": beside,
                 "commits": ", ".join(dict.fromkeys(age(r.get("run", artefact))[12:] for _, r in found)),
             })  # fmt: skip
-    runs = [f"- {device}: {compare.conditions(a)}" for device, a in artefacts().items()]
+    runs = [
+        f"- {device}, {count} workloads: {compare.conditions({**a, **run})}"
+        for device, a in artefacts().items()
+        for run, count in runs_of(a)
+    ]
     return "\n\n".join([table(rows), "\n".join(runs), *filter(None, map(configs_since, artefacts()))])
 
 
@@ -276,7 +291,7 @@ def support_of_devices() -> str:
     rows = []
     for key, device in DEVICES.items():
         ran = sorted({run["date"] for run in tests() if run.get("device") == key})
-        gate = artefacts().get(key)
+        gate = runs_of(artefacts()[key])[0][0] if key in artefacts() else None
         relatives = [name for name in lookup.own_and_family(device)[1:] if stored(name)]
         rows.append({
             "device": f"`{key}`", "accuracy gate": age(gate) if gate else MISSING,
@@ -299,7 +314,8 @@ def support_of_stacks() -> str:
     for run in tests():
         row(run)["tests"].append(outcome(run))
     for key, artefact in artefacts().items():
-        row(artefact["versions"])["gate"].append(f"{key}, {age(artefact)}")
+        for run, count in runs_of(artefact):
+            row(run["versions"])["gate"].append(f"{key}, {run['utc'][:10]}, {count} workloads")
     for path, data in files():
         for entry in data["entries"]:
             if entry["evidence"] == "measured":

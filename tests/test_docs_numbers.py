@@ -89,12 +89,15 @@ def test_tables_of_support_follow_their_data(numbers, monkeypatch):
     run = {**versions, "passed": 7, "failed": 2, "not_run": "about 3", "device": "b200", "date": "2027-01-02"}
     before = tables.support_of_stacks()
     monkeypatch.setattr(tables, "tests", lambda: [run])
-    other = {"commit": "abcdef012", "utc": "2027-02-03T04:05", "versions": versions, "workloads": {}}
+    earlier = {"commit": "0123456", "utc": "2027-02-01T00:00", "versions": versions}
+    record = {"results": []}
+    records = {"mhc_fp32": record, "log_4": record, "hc_post_fp32": {**record, "run": earlier}}
+    other = {"commit": "abcdef012", "utc": "2027-02-03T04:05", "versions": versions, "workloads": records}
     monkeypatch.setattr(tables, "artefacts", lambda: {"mi350": other})
     stacks, devices = tables.support_of_stacks(), tables.support_of_devices()
     assert stacks.splitlines()[2] == (
         "| 2.99.0 | 3.99.1 | 1.9 | 7 passed, 2 failed, about 3 not run (b200, 2027-01-02) | "
-        "mi350, 2027-02-03, abcdef0 | - |"
+        "mi350, 2027-02-03, 2 workloads; mi350, 2027-02-01, 1 workloads | - |"
     )
     # entries are a row's reason too
     timed = [line.split(" | ")[-1] for line in before.splitlines()[2:]]

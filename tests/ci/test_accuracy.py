@@ -730,3 +730,16 @@ def test_a_run_of_some_workloads_takes_their_place_with_what_it_ran_with():
     }  # fmt: skip
     with pytest.raises(ValueError, match="mi350"):
         kept.updated(old, {**new, "device": {"key": "mi350"}})
+
+
+def test_a_run_that_was_cut_keeps_the_records_of_what_it_did_not_reach(tmp_path, monkeypatch):
+    run = {"device": {"key": "h200"}, "utc": "", "command": "", "versions": {}}
+    old = {**run, "commit": "a", "workloads": {"one": {"results": [1]}, "two": {"results": [2]}}}
+    cut = {**run, "commit": "b", "workloads": {"one": {"results": [3]}, "two": {"error": "not finished"}}}
+    paths = tmp_path / "new.json", tmp_path / "kept.json"
+    for path, artefact in zip(paths, (cut, old), strict=True):
+        path.write_text(json.dumps(artefact))
+    monkeypatch.setattr(sys, "argv", ["kept", *map(str, paths)])
+    assert kept.main() == 1
+    found = json.loads(paths[1].read_text())
+    assert {name: r["results"] for name, r in found["workloads"].items()} == {"one": [3], "two": [2]}
