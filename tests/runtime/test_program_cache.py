@@ -635,12 +635,14 @@ CALLS = {
     ),
     "hc_site c=64 dtype=float32": lambda: (
         *hc_site(normal(64, 4, 64), normal(24, 256), normal(3), normal(24)),
+        *hc_site(normal(64, 4, 64), normal(24, 256), normal(3), normal(24), y_norm_weight=normal(64)),
         *crossed(normal(64, 4)),
         *crossed(normal(64, 4), y_norm_weight=normal(64)),
         *torch.no_grad()(crossed)(None, y_norm_weight=normal(64)),
     ),
-    "hc_site n=5 c=64 dtype=float32": lambda: hc_site(
-        normal(64, 5, 64), normal(35, 320), normal(3), normal(35)
+    "hc_site n=5 c=64 dtype=float32": lambda: (
+        *hc_site(normal(64, 5, 64), normal(35, 320), normal(3), normal(35)),
+        *hc_site(normal(64, 5, 64), normal(35, 320), normal(3), normal(35), y_norm_weight=normal(64)),
     ),
     "hc_split_sinkhorn n=4": lambda: hc_split_sinkhorn(normal(64, 24), normal(3), normal(24)),
     "linear_attention sequences=2 steps=64 heads=2 dk=32 dv=32 dtype=float32": lambda: (

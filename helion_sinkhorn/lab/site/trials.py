@@ -244,15 +244,16 @@ def run_call(workload: HcSiteWorkload, device: str) -> None:
     """
     x, fn, weight, scale, base, dresidual, dy, dpost, dcomb = workload.make_inputs(device=device)
     parameters, constants = (fn if weight is None else fn * weight, scale, base), workload.arguments
-    _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, None, *constants)
-    kept = pre, None, mixes, norms, True
-    launch.backward(dresidual, dy, None, dpost, dcomb, x, *parameters, *kept, *constants)
+    norm = torch.ones(workload.c, dtype=x.dtype, device=device)
+    for y_weight in (None, norm):
+        _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, y_weight, *constants)
+        kept = pre, y_weight, mixes, norms, True
+        launch.backward(dresidual, dy, None, dpost, dcomb, x, *parameters, *kept, *constants)
     if workload.n > MOST_STREAMS:
         return
     # these gradients have the shapes and dtypes of the sublayer's output and of the coefficients before it
     update = dy, x, dpost, dcomb
     streams, *_, mixes, norms = boundary.forward(*update, None, pre, *parameters, None, *constants)
-    norm = torch.ones(workload.c, dtype=x.dtype, device=device)
     for weights in (pre, None):  # a server's, of DeepSeek-V4.1 and of V4
         boundary.forward(*update, None, weights, *parameters, norm, *constants)
     upstream, site = (dresidual, dy, pre, dpost, dcomb), (pre, *parameters)
