@@ -46,14 +46,18 @@ class Made:
     launched: tuple[Choice, ...] = field(compare=False)
 
 
-def digest(t: torch.Tensor) -> str:
-    """Sixteen hex digits of a result's bits, dtype and shape, or ONE_NUMBER."""
+def bits(t: torch.Tensor) -> str:
+    """Sixteen hex digits of a tensor's bits, dtype and shape."""
     t = t.detach().cpu().contiguous()
-    if t.numel() > 1 and bool((t == t.flatten()[0]).all() or t.isnan().all()):
-        return ONE_NUMBER
     found = hashlib.sha256(f"{t.dtype} {tuple(t.shape)} ".encode())
     found.update(t.view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:16]
+
+
+def digest(t: torch.Tensor) -> str:
+    """The bits of a result, or ONE_NUMBER."""
+    one = t.numel() > 1 and bool((t == t.flatten()[0]).all() or t.isnan().all())
+    return ONE_NUMBER if one else bits(t)
 
 
 @contextlib.contextmanager

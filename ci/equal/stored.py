@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-from ci.equal.run import Made, beside, digest, recorded
+from ci.equal.run import ONE_NUMBER, Made, beside, bits, digest, recorded
 from ci.equal.table import classes_of
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import Device
@@ -76,12 +77,21 @@ def alone(workload: Any, kernel: str, device: Device, place: str, used: bool) ->
 def of_choice(
     trial: Any, workload: Any, call: Any, choice: Choice, name: str, operands: list[Any]
 ) -> Iterator[Made]:
-    """The tensors that a launch wrote; the operands, which some kernels write over, stay as they are."""
+    """The tensors that a launch returned, and the operands if it wrote over any of its copies of them.
+
+    Beside operands a result that is one number is left out: it is not all that the kernel wrote.
+    """
     own = [t if t is None else t.clone() for t in operands]
     with recorded() as launched:
         written = trial.run(call, choice, *own)
     labels = tuple(sorted({label for one in launched for label in classes_of(workload, one)}))
+    found = {}
     for k, t in enumerate(written if isinstance(written, tuple) else (written,)):
-        of = choice.kernel if k == 0 else f"{choice.kernel} {k + 1}"
         if t is not None:
-            yield Made(name, of, labels, digest(t), (choice,))
+            found[choice.kernel if k == 0 else f"{choice.kernel} {k + 1}"] = digest(t)
+    before, after = ([bits(t) for t in tensors if t is not None] for tensors in (operands, own))
+    if before != after:
+        found = {of: made for of, made in found.items() if made != ONE_NUMBER}
+        found[f"{choice.kernel} operands"] = hashlib.sha256(" ".join(after).encode()).hexdigest()[:16]
+    for of, made in found.items():
+        yield Made(name, of, labels, made, (choice,))

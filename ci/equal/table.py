@@ -18,8 +18,13 @@ NOT_EMULATED = (
 WORKLOADS: dict[str, tuple[str, ...]] = {
     "sinkhorn": ("two_matrices", "other_eps", "mhc_one_iteration", "beyond_exp_log"),
     "implicit": ("implicit_two",),
-    # gradients of marginals are finished by PyTorch, in floats; P of more iterations differs on an H200
-    "sinkhorn_large": ("large_one_iteration:P,dX",),
+    # gradients of marginals are finished by PyTorch, in floats; P of more iterations differs on an H200, where
+    # these kernels by themselves have not been run yet
+    "sinkhorn_large": (
+        "large_one_iteration:P,dX",
+        "large_rows:sinkhorn_large_first,sinkhorn_large_step,sinkhorn_large_columns,"
+        "sinkhorn_large_columns_of_logs,sinkhorn_large_write",
+    ),
     "linear_attention": (
         "attention_unused_end:o,end",
         *NOT_EMULATED,

@@ -142,14 +142,28 @@ def test_a_result_that_no_kernel_made_is_refused():
         next(made(WORKLOADS["hc_site_unused_pre"], frozenset({"boundary post"}), "cpu", used=True))
 
 
-def test_a_config_does_not_see_what_another_wrote_over():
+def test_a_config_does_not_see_what_another_wrote_over_and_all_that_it_wrote_is_compared():
     from ci.equal import stored
 
-    operand = torch.arange(8.0)
-    trial = SimpleNamespace(run=lambda call, choice, t, absent: t.mul_(2))
+    operands = [torch.arange(8.0), None, torch.zeros(8)]
     choice = SimpleNamespace(kernel="balance_columns")
-    first, second = (next(stored.of_choice(trial, None, None, choice, "", [operand, None])) for _ in range(2))
-    assert first.digest == second.digest
+
+    def rows(factor, constant):
+        def run(call, choice, t, absent, result):
+            t.mul_(factor)
+            return result.fill_(constant)
+
+        return {
+            m.of: m.digest
+            for m in stored.of_choice(SimpleNamespace(run=run), None, None, choice, "", operands)
+        }
+
+    assert rows(2, 1.0) == rows(2, 1.0)
+    # the returned tensor is one number, and what was written beside it shows the kernel
+    assert rows(2, 1.0).keys() == {"balance_columns operands"}
+    assert rows(2, 1.0) != rows(3, 1.0)
+    assert rows(2, 1.0) != rows(2, 4.0)
+    assert rows(1, 0.0) == {"balance_columns": "one number"}
 
 
 def test_every_stored_config_and_the_default_are_run_in_the_calls_they_are_stored_for():
