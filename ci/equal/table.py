@@ -18,8 +18,8 @@ NOT_EMULATED = (
 WORKLOADS: dict[str, tuple[str, ...]] = {
     "sinkhorn": ("two_matrices", "other_eps", "mhc_one_iteration", "beyond_exp_log"),
     "implicit": ("implicit_two",),
-    # gradients of marginals are finished by PyTorch, in floats; P of more iterations differs on an H200, where
-    # these kernels by themselves have not been run yet
+    # gradients of marginals are finished by PyTorch, in floats; P of more iterations differs on H200, where
+    # the kernels by themselves were not run yet
     "sinkhorn_large": (
         "large_one_iteration:P,dX",
         "large_rows:sinkhorn_large_first,sinkhorn_large_step,sinkhorn_large_columns,"
