@@ -193,7 +193,7 @@ def backward(
     )
     wide = m > longest
     taken_back = launches_of(eps, wide).taken_back
-    for part in together(x):
+    for part in together(min(x, dy, key=torch.Tensor.element_size)):
         own = over_f[part], over_g[part]
         taken_back(Calls(x[part], choices), of.of(part), dy[part], own, rows[:, part], columns[:, part])
     # what the first row step leaves is subtracted when the gradient is computed
