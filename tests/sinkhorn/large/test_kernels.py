@@ -257,3 +257,11 @@ def test_every_group_begins_at_a_boundary_of_a_vector(n, m, dtype, step):
     for part in parts:
         for nbytes in (n * m * dtype.itemsize, 4 * n, 4 * m):
             assert part.start * nbytes % 16 == 0
+
+
+def test_groups_of_a_gradient_follow_the_narrowest_tensor(monkeypatch):
+    x, r, c, dy, df, dg = given(40, 36, True)
+    seen = []
+    monkeypatch.setattr(launch, "together", lambda t, *ranks: seen.append(t.dtype) or [slice(len(t))])
+    results(launch, x, r, c, dy.bfloat16(), df, dg, 2, "rows")
+    assert seen == [torch.float32, torch.bfloat16]
