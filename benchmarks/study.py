@@ -7,7 +7,6 @@
     python -m benchmarks.study linear_attention_chunks       # of docs/dev/linear_attention.md; 10 s
     python -m benchmarks.study large --device cuda   # prints the numbers of docs/large.md; 20 s
     python -m benchmarks.study recompute --write docs/bench/recompute.csv   # 40 s
-    python -m benchmarks.study sources [--iter 10]   # prints the sources' comparisons; 30 s
     python -m benchmarks.study serving --write docs/bench/serving.csv   # 3 minutes on a GPU
     python -m benchmarks.study first_call --write docs/bench/first_call.csv   # 90 s on a GPU
 
@@ -51,10 +50,6 @@ def make_parser() -> argparse.ArgumentParser:
     own.add_argument("--hidden", type=int, default=128)
     own.add_argument("--every", type=int, nargs="+", default=[1, 2, 4, 8, 16, 40])
     own.add_argument("--write", type=Path, metavar="FILE", help="as CSV")
-    own = studies.add_parser("sources")
-    own.add_argument("--iter", type=command.size, help="iterations (default: each setting's)")
-    own.add_argument("--tokens", type=command.size, default=4096, help="matrices")
-    own.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     own = studies.add_parser("first_call")
     own.add_argument("--sizes", type=int, nargs="+", default=[4], help="n of the n x n matrices")
     own.add_argument("--repeats", type=int, default=3, help="processes of which medians are taken")

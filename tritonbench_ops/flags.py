@@ -45,8 +45,8 @@ def parser(operator: str, sizes: Mapping[str, str]) -> argparse.ArgumentParser:
 
 def bench(
     kind: type[Workload],
-    options: argparse.Namespace,
     fields: Mapping[str, str],
+    options: argparse.Namespace,
     dtype: torch.dtype,
     **others: Any,
 ) -> list[Workload]:

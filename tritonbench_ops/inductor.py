@@ -1,9 +1,12 @@
-"""torch.compile as a backend."""
+"""The backends of PyTorch: a function itself, and torch.compile of it."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
+
+BASELINE, INDUCTOR = "eager", "torch_compile"
 
 
 def compiled(function: Callable[..., Any], mode: str | None = None) -> Callable[..., Any]:
@@ -12,3 +15,8 @@ def compiled(function: Callable[..., Any], mode: str | None = None) -> Callable[
 
     torch._functorch.config.donated_buffer = False
     return torch.compile(function, dynamic=False, mode=mode)
+
+
+def of_pytorch(function: Callable[..., Any]) -> dict[str, Callable[[], Callable[..., Any]]]:
+    """BASELINE and INDUCTOR, each with what builds its function."""
+    return {BASELINE: lambda: function, INDUCTOR: functools.partial(compiled, function)}

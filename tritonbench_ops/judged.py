@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from tritonbench.utils.triton_op import (
@@ -17,10 +18,12 @@ from tritonbench.utils.triton_op import (
     BenchmarkOperator,
     register_benchmark,
     register_metric,
+    register_x_val,
 )
 
 from tritonbench_ops import measure
 from tritonbench_ops import verdict as gate
+from tritonbench_ops.inductor import BASELINE, INDUCTOR
 from tritonbench_ops.runs import Runs, differ
 
 log = logging.getLogger("tritonbench_ops")
@@ -30,8 +33,6 @@ CPU_MILLISECONDS = {"warmup": 25, "rep": 100, "iter": 100}
 """Where tritonbench would ask a CUDA device for an estimate."""
 METRICS = ["latency", "speedup", "accuracy", "share_of_budget", "err_over_inductor", "x_floor"]
 """What is shown where --metrics names none."""
-INDUCTOR = "torch_compile"
-"""The backend with whose errors the errors of others are compared."""
 CALLS = 3
 """Calls whose results are compared, besides the results of the timed runs."""
 
@@ -51,6 +52,11 @@ def flat(*parts):
     """The tensors among these, each a tensor, several (and what else there is) or None, detached."""
     several = ((part,) if isinstance(part, torch.Tensor) else part or () for part in parts)
     return [t.detach() for part in several for t in part if isinstance(t, torch.Tensor)]
+
+
+def shapes(tensors):
+    """What tells the inputs of an operator apart."""
+    return tuple(t.shape for t in tensors if t is not None)
 
 
 def given(inputs):
@@ -314,6 +320,37 @@ class Judged(BenchmarkOperator):
             return None
         return None if mode == "bwd" else detached(out), gradients
 
+    def moved(self):
+        """Bytes that this mode reads and writes at least."""
+        raise NotImplementedError
+
+    def operations(self, inputs):
+        """Floating-point operations of forward."""
+        raise NotImplementedError
+
+    def copy(self):
+        """A closure that moves the bytes of this mode."""
+        source = torch.empty(self.moved() // 2, dtype=torch.uint8, device=self.example_inputs[0].device)
+        return functools.partial(torch.empty_like(source).copy_, source)
+
+    def floor(self):
+        """Milliseconds of a copy of the bytes of this mode, measured in this run."""
+        device, graph = self.example_inputs[0].device, bool(getattr(self.tb_args, "cudagraph", False))
+        return self.once("floor", lambda: measure.milliseconds(self.copy(), device, graph))
+
+    def x_floor(self, fn, inputs, metrics):
+        return None if metrics.latency is None else metrics.latency / self.floor()
+
+    def gbps(self, fn, inputs, metrics):
+        return measure.gigabytes_a_second(self.moved(), metrics.latency)
+
+    def flops(self, fn, inputs, metrics):
+        return self.operations(inputs) * measure.PASSES[self.mode.value]
+
+    def built(self, name, backend, *inputs):
+        """The closure of a backend's row of BACKENDS that is timed."""
+        raise NotImplementedError
+
     def required(self) -> tuple[list[str], set[str]]:
         """(backends that must run without an error, which of them must give a right result)."""
         raise NotImplementedError
@@ -342,22 +379,54 @@ class Judged(BenchmarkOperator):
 
 
 class JudgedByLeaves(Judged):
-    """An operator whose input is its tensors, None for those left out, and last the upstream gradient."""
+    """An operator whose input is its tensors, None for those left out, and last the upstream gradients."""
 
     parts: ModuleType
     """Its module `cases`."""
+    DEFAULT_PRECISION = "bf16"
+    with_options: ClassVar[bool] = False
+    """Whether backends take the options of a workload."""
 
     def __init__(self, tb_args, extra_args=None):
         super().__init__(tb_args, extra_args)
         self.cases = self.parts.cases(self.parts.parse(self.extra_args or []), self.dtype)
+        self.of_shapes = {}
+
+    def get_input_iter(self):
+        for case in self.cases:
+            tensors, count = self.parts.inputs(case, self.device), self.parts.LEAVES
+            leaves = [t if t is None else t.requires_grad_(self.requires_grad) for t in tensors[:count]]
+            self.of_shapes[shapes(leaves)] = case
+            yield *leaves, tensors[count:]
+
+    def case_of(self, inputs):
+        """The workload of an input: no two have leaves of the same shapes."""
+        return self.of_shapes[shapes(inputs[:-1])]
+
+    @property
+    def case(self):
+        return self.case_of(self.example_inputs)
+
+    def get_x_val(self, inputs):
+        return self.parts.x_value(self.case_of(inputs))
+
+    def share_of(self, name, *results):
+        *leaves, upstream = self.example_inputs
+        return self.parts.share_of_budget(self.case, (*leaves, *upstream), *results)
+
+    def operations(self, inputs):
+        return self.parts.operations(self.case_of(inputs))
+
+    def moved(self):
+        return self.parts.bytes_moved(self.case, self.mode.value)
 
     def required(self):
         must = self.named or [name for name in self.parts.BACKENDS if name not in (self._skip or [])]
         return must, set(must) - set(self.parts.UNJUDGED)
 
-    def timed(self, function, *inputs):
-        """The call of a backend's function that is timed."""
-        return lambda: function(*inputs[:-1])
+    def built(self, name, backend, *inputs):
+        options = self.case_of(inputs).options if self.with_options else {}
+        return functools.partial(backend(), *inputs[:-1], **options)
 
     def leaves(self):
         return [x for x in self.example_inputs[:-1] if x is not None]
@@ -377,60 +446,40 @@ class JudgedByLeaves(Judged):
 
         return run
 
-    def moved(self):
-        """Bytes that this mode reads and writes at least."""
-        raise NotImplementedError
 
-    def operations(self, inputs):
-        """Floating-point operations of forward."""
-        raise NotImplementedError
-
-    def x_floor(self, fn, inputs, metrics):
-        return None if metrics.latency is None else metrics.latency / self.floor()
-
-    def gbps(self, fn, inputs, metrics):
-        return measure.gigabytes_a_second(self.moved(), metrics.latency)
-
-    def flops(self, fn, inputs, metrics):
-        return self.operations(inputs) * measure.PASSES[self.mode.value]
-
-    def floor(self):
-        """Milliseconds of a copy of the bytes of this mode, measured in this run."""
-        device = self.example_inputs[0].device
-
-        def measured():
-            source = torch.empty(self.moved() // 2, dtype=torch.uint8, device=device)
-            target = torch.empty_like(source)
-            graph = bool(getattr(self.tb_args, "cudagraph", False))
-            return measure.milliseconds(lambda: target.copy_(source), device, graph)
-
-        return self.once("floor", measured)
+METRICS_OF_ALL = Judged.share_of_budget, Judged.err_over_inductor, Judged.x_floor, Judged.gbps, Judged.flops
+"""Those that tritonbench has not."""
 
 
-OF_ALL = Judged.share_of_budget, Judged.err_over_inductor
-"""Metrics of every operator."""
-BY_LEAVES = *OF_ALL, JudgedByLeaves.x_floor, JudgedByLeaves.gbps, JudgedByLeaves.flops
+def complete(operator: type[Judged], name: str, label: str, backends: Mapping[str, Any]) -> None:
+    """Register with tritonbench what operators share, under the name that it knows an operator by.
 
+    Args:
+        label: of the inputs, in the header of a table.
+        backends: name -> the row from which `built` makes a closure; a method for each is added.
+    """
 
-def add_metrics(operator: type[Judged], metrics: Iterable[Callable] = BY_LEAVES) -> None:
-    """Register what operators share: tritonbench finds a metric's operator by its function's module."""
-    for shared in metrics:
+    def of_operator(function, its_name):
+        # tritonbench finds the operator of a function by its module
+        function.__name__, function.__module__ = its_name, operator.__module__
+        return function
+
+    register_x_val(label=label)(of_operator(lambda *inputs: operator.get_x_val(*inputs), "get_x_val"))
+    for shared in METRICS_OF_ALL:
 
         def metric(self, fn, inputs, metrics, shared=shared):
             return shared(self, fn, inputs, metrics)
 
-        metric.__name__, metric.__module__ = shared.__name__, operator.__module__
-        setattr(operator, shared.__name__, register_metric()(metric))
+        setattr(operator, shared.__name__, register_metric()(of_operator(metric, shared.__name__)))
+    for backend, row in backends.items():
 
+        def method(self, *inputs, backend=backend, row=row):
+            return self.built(backend, row, *inputs)
 
-def add_backends(operator: type[JudgedByLeaves], name: str) -> None:
-    """Give an operator a method for each of its backends, by the name that tritonbench knows it under."""
-    for backend, build in operator.parts.BACKENDS.items():
-
-        def method(self, *inputs, build=build):
-            return self.timed(build(), *inputs)
-
-        method.__name__ = backend
-        baseline = backend == operator.parts.BASELINE
-        register = register_benchmark(operator_name=name, func_name=backend, baseline=baseline)
-        setattr(operator, backend, register(method))
+        register = register_benchmark(
+            operator_name=name,
+            func_name=backend,
+            baseline=backend == BASELINE,
+            enabled=not getattr(row, "missing", ""),
+        )
+        setattr(operator, backend, register(of_operator(method, backend)))

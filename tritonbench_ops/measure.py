@@ -25,10 +25,7 @@ def floor(logits: torch.Tensor, mode: str) -> Callable[[], object]:
     """The same bytes moved by PyTorch: a copy for forward, an addition for backward."""
     x = logits.detach()
     out, other = torch.empty_like(x), torch.empty_like(x)
-    passes = {
-        "fwd": [lambda: out.copy_(x)],
-        "bwd": [lambda: torch.add(x, other, out=out)],
-    }
+    passes = {"fwd": [lambda: out.copy_(x)], "bwd": [lambda: torch.add(x, other, out=out)]}
     passes["fwd_no_grad"], passes["fwd_bwd"] = passes["fwd"], passes["fwd"] + passes["bwd"]
     return lambda: [run() for run in passes[mode]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 
 from tritonbench_ops.flags import NAMES
@@ -41,3 +42,14 @@ def class_of(name: str) -> type:
     """The class of an operator, whatever name its package was imported under: tritonbench's, or ours."""
     register()
     return importlib.import_module(f"tritonbench.operators.{name}.operator").Operator
+
+
+def finds_operator(name: str) -> Callable[[str], type]:
+    """The `__getattr__` of an operator's package, whose only name is `Operator`."""
+
+    def find(wanted: str) -> type:
+        if wanted != "Operator":
+            raise AttributeError(wanted)
+        return class_of(name)
+
+    return find

@@ -83,11 +83,7 @@ def floor(x: torch.Tensor, dy: torch.Tensor, n_iters: int) -> Passes:
         out.copy_(x)
         return torch.add(x, dy, out=dx)
 
-    return {
-        "forward": partial(out.copy_, x),
-        "backward": partial(torch.add, x, dy, out=dx),
-        "both": both,
-    }
+    return {"forward": partial(out.copy_, x), "backward": partial(torch.add, x, dy, out=dx), "both": both}
 
 
 def imported(module: str, name: str, *more: object, **options: object) -> Build:

@@ -110,9 +110,6 @@ def test_the_table_answers_what_was_reported():
     assert float(shares["dx"]) <= 1
 
 
-def test_bytes_moved_once():
-    x, y = torch.empty(2, 10, 8, dtype=torch.bfloat16), torch.empty(2, 10, 3, dtype=torch.bfloat16)
-    forward, backward = 2 * 2 * 10 * (8 + 2 * 3), 2 * 2 * 10 * (2 * 8 + 3 * 3)
-    moved = {mode: parts.bytes_moved(x, y, mode) for mode in ("fwd", "fwd_no_grad", "bwd", "fwd_bwd")}
-    assert moved == {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": forward + backward}
-    assert parts.x_value(x, y, None) == "2x10x8 3"
+def test_an_input_reads_well():
+    (case,) = parts.cases(parts.parse(SHAPE), torch.bfloat16)
+    assert parts.x_value(case) == "3x100x32 16 z"

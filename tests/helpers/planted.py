@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -40,10 +41,15 @@ print(json.dumps(found))
 """
 
 
+def under(tree: Path, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Python with the stub or a checkout of tritonbench, in its folder."""
+    path = os.pathsep.join([str(tree), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return python(*words, env={**os.environ, "PYTHONPATH": path, **environment}, cwd=tree)
+
+
 def outputs(planting: str, runs: list[list[str]]) -> list[str]:
     """What command lines print, and last their exit statuses: one process for all, after code that plants."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(STUB), str(ROOT)])}
-    done = python("-c", BEFORE + planting + AFTER, json.dumps(runs), env=environment, cwd=STUB)
+    done = under(STUB, "-c", BEFORE + planting + AFTER, json.dumps(runs))
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout.splitlines()
 

@@ -11,20 +11,8 @@ from planted import MODES, WITH_GRADIENTS, assert_failing, each_pass, statuses
 from tritonbench_ops.recurrent_linear_attention import cases as parts
 
 SMALL = ["--op", "recurrent_linear_attention", "--device", "cpu", "--warmup", "1", "--rep", "1", "--only"]
-SHAPE = [
-    "--batch",
-    "3",
-    "--steps",
-    "12",
-    "--heads",
-    "3",
-    "--dk",
-    "8",
-    "--dv",
-    "6",
-    "--gates",
-    "g g_gamma gk gv",
-]
+SIZES = "--batch 3 --steps 12 --heads 3 --dk 8 --dv 6"
+SHAPE = [*SIZES.split(), "--gates", "g g_gamma gk gv"]
 PLANTED = """
 import dataclasses
 from tritonbench_ops.recurrent_linear_attention import cases as parts
@@ -60,12 +48,7 @@ def test_what_refuses_an_input_is_not_wanted_unless_named():
     assert status == 0
 
 
-PLANTED_NAMES = (
-    "helion_without_a_gate",
-    "helion_wrong_gradient",
-    "third_party",
-    "torch_compile",
-)
+PLANTED_NAMES = ("helion_without_a_gate", "helion_wrong_gradient", "third_party", "torch_compile")
 
 
 def inputs(steps, gates="gk", *more):
@@ -116,10 +99,6 @@ def test_bytes_moved_once():
     given = *vectors, None, None, torch.empty(2, 3, 4, 8), None
     read, o = 2 * 24 * (8 + 8 + 5) + 4 * 24 * 8, 2 * 24 * 5
     moved = {mode: parts.bytes_moved(given, mode) for mode in ("fwd", "fwd_no_grad", "bwd", "fwd_bwd")}
-    assert moved == {
-        "fwd": read + o,
-        "fwd_no_grad": read + o,
-        "bwd": 2 * read + o,
-        "fwd_bwd": 3 * read + 2 * o,
-    }
+    forward, backward = read + o, 2 * read + o
+    assert moved == {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": forward + backward}
     assert parts.x_value(*given) == "2x3x4x8 5 gk"

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import forked
 import pytest
 import torch
+from planted import ROOT, STUB, under
 
 from helion_sinkhorn import Implicit, reference, sinkhorn
 from helion_sinkhorn.lab.draws import make_cotangents
@@ -26,8 +27,6 @@ from tritonbench_ops import launch, measure
 from tritonbench_ops import verdict as gate
 from tritonbench_ops.sinkhorn import backends, cases, compare
 
-ROOT = Path(__file__).resolve().parents[2]
-STUB = ROOT / "tests" / "tritonbench" / "stub"
 CHECKOUT = os.environ.get("TRITONBENCH_DIR", "")
 needs_checkout = pytest.mark.skipif(
     not CHECKOUT, reason="TRITONBENCH_DIR names no checkout of tritonbench (it is on no package index)"
@@ -39,10 +38,7 @@ OURS = "eager,helion_sinkhorn"
 
 
 def python(tree: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    folder = STUB if tree == "stub" else Path(CHECKOUT).resolve()
-    path = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment}
-    return forked.python(*arguments, env=environment, cwd=folder)
+    return under(STUB if tree == "stub" else Path(CHECKOUT).resolve(), *arguments, **environment)
 
 
 @pytest.mark.parametrize("year", ["STUB_OF_2025", "STUB_OF_2026"])
@@ -534,18 +530,8 @@ METRICS = [
 @pytest.mark.parametrize("mode", cases.MODES)
 def test_every_metric_is_in_the_json(tmp_path, mode):
     path = tmp_path / "out.json"
-    arguments = [
-        *SMALL,
-        *QUICK,
-        "--mode",
-        mode,
-        "--only",
-        OURS,
-        "--metrics",
-        ",".join(METRICS),
-        "--num-inputs",
-        "1",
-    ]
+    words = f"--mode {mode} --only {OURS} --metrics {','.join(METRICS)} --num-inputs 1"
+    arguments = [*SMALL, *QUICK, *words.split()]
     done = python("checkout", "-m", "tritonbench_ops", *arguments, "--output-json", path)
     assert done.returncode == 0, done.stderr[-3000:]
     prefix = f"tritonbench_sinkhorn_{mode}[x_500x4x4 T=3-helion_sinkhorn]_"
@@ -567,18 +553,8 @@ def test_every_metric_is_in_the_json(tmp_path, mode):
 @needs_checkout
 def test_inputs_are_chosen_by_number(tmp_path):
     path = tmp_path / "out.json"
-    arguments = [
-        *SMALL[:4],
-        *QUICK,
-        "--batch",
-        "3",
-        "--n-iters",
-        "2",
-        "--only",
-        OURS,
-        "--metrics",
-        "accuracy",
-    ]
+    words = f"--batch 3 --n-iters 2 --only {OURS} --metrics accuracy"
+    arguments = [*SMALL[:4], *QUICK, *words.split()]
     choice = ["--input-id", "1", "--num-inputs", "2", "--output-json", path]
     done = python("checkout", "-m", "tritonbench_ops", *arguments, *choice)
     assert done.returncode == 0, done.stderr[-3000:]

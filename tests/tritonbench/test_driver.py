@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
-from forked import python
-from planted import ROOT, STUB
+from planted import ROOT, STUB, under
 from shared import once
 
 from tritonbench_ops import driver, flags
@@ -23,9 +21,7 @@ def tables():
 
 
 def run():
-    path = os.pathsep.join([str(STUB), str(ROOT)])
-    words = [STUB / "each_operator.py", json.dumps(CONFIG["kernel_mappings"])]
-    done = python(*words, env={**os.environ, "PYTHONPATH": path}, cwd=STUB)
+    done = under(STUB, STUB / "each_operator.py", json.dumps(CONFIG["kernel_mappings"]))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 

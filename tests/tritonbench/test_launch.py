@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked import python
-from planted import ROOT, STUB, statuses
+from planted import ROOT, STUB, statuses, under
 
 from helion_sinkhorn.ops.sinkhorn import api
 from tritonbench_ops import flags, launch
@@ -22,8 +21,7 @@ PATH = os.pathsep.join([str(STUB), str(ROOT)])
 
 def ended(words: str, **environment: str) -> tuple[int, str]:
     """The status of a command, and what it said."""
-    environment = {**os.environ, "PYTHONPATH": PATH, **environment}
-    done = python("-m", "tritonbench_ops", *words.split(), env=environment, cwd=STUB)
+    done = under(STUB, "-m", "tritonbench_ops", *words.split(), **environment)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -121,8 +119,7 @@ def test_counting_inputs_draws_none():
     code += "from tritonbench_ops.launch import run; run(sys.argv[1:]); print('drawn', drawn)"
     words = "--op dot_compress --device cpu --m 20 --d 16 --k 16 --num-inputs 1 --only helion_dot_compress"
     for year in ("STUB_OF_2025", "STUB_OF_2026"):
-        environment = {**os.environ, "PYTHONPATH": PATH, year: "1"}
-        done = python("-c", code, *words.split(), "--metrics", "latency", env=environment, cwd=STUB)
+        done = under(STUB, "-c", code, *words.split(), "--metrics", "latency", **{year: "1"})
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1].count(",") == 0, done.stdout
 

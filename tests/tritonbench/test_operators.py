@@ -38,7 +38,7 @@ CASES = {
     ),
     "hc_site": (
         HcSiteWorkload, "--tokens 3 --streams 2 --hidden 5", {"batch": 3, "n": 2, "c": 5},
-        [(3, 2, 5), (8, 10), (3,), (8,), (3, 2, 5), (3, 5), (3, 2), (3, 2, 2)],
+        [(3, 2, 5), (8, 10), (3,), (8,), (3, 5), (3, 2), (3, 2, 2), (3, 2, 5)],
     ),
     "hc_split_sinkhorn": (
         HcWorkload, "--tokens 3 --streams 2 --n-iters 5", {"batch": 3, "n": 2, "n_iters": 5},
@@ -145,11 +145,11 @@ def test_every_entry_is_tested(name, dtype, monkeypatch):
     run, options = (pre_eager, ()) if name == "hc_pre" else (post_eager, (None, "io"))
     found = [run.forward(*given, *options), *run.backward(grad, *given, *options)]
     found = [t for t in found if t is not None]
-    assert parts.share_of_budget((*given, grad), found[0], found[1:]) <= 1
+    assert parts.share_of_budget(case, (*given, grad), found[0], found[1:]) <= 1
     for which in range(len(found)):
         wrong = [t.clone() for t in found]
         wrong[which][51, ..., -1] *= 1.05
-        assert parts.share_of_budget((*given, grad), wrong[0], wrong[1:]) > 1, which
+        assert parts.share_of_budget(case, (*given, grad), wrong[0], wrong[1:]) > 1, which
 
 
 def test_streams_of_a_site_alone_have_the_precision_that_was_asked_for():
@@ -171,30 +171,24 @@ parts.BACKENDS.update(helion_hc_site=lambda: of_a_model, helion_raises=lambda: r
     assert statuses(planting, runs) == [0, 0, 0, 0, 1]
 
 
-NARROW = torch.bfloat16
-POST = (
-    torch.empty(5, 8, dtype=NARROW), torch.empty(5, 4, 8, dtype=NARROW), torch.empty(5, 4),
-    torch.empty(5, 4, 4),
-)  # fmt: skip
-PRE = torch.empty(5, 4, 8, dtype=NARROW), torch.empty(5, 4)
+SITE = "--tokens 5 --hidden 8"
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "forward", "backward"),
+    ("name", "flags", "forward", "backward"),
     [
-        ("hc_post", POST, 5 * (144 + 80), 5 * (224 + 160)),
-        ("hc_pre", PRE, 5 * (80 + 16), 5 * (144 + 32)),
-        ("hc_split_sinkhorn", (torch.empty(5, 24),), 5 * 192, 5 * 288),
-        ("hc_mixes", (torch.empty(5, 32, dtype=NARROW), "--tokens 5 --hidden 8"), 5 * (64 + 96) + 24 * 32 * 4,
-         2 * (5 * (64 + 96) + 24 * 32 * 4)),
-        ("hc_site", ("--tokens 5 --hidden 8",), 5 * 5 * 16 + 5 * 24 * 4 + 24 * 32 * 4,
+        ("dot_compress", "--batch 2 --m 10 --d 8 --k 3", 2 * 20 * (8 + 2 * 3), 2 * 20 * (2 * 8 + 3 * 3)),
+        ("hc_post", SITE, 5 * (144 + 80), 5 * (224 + 160)),
+        ("hc_pre", SITE, 5 * (80 + 16), 5 * (144 + 32)),
+        ("hc_split_sinkhorn", "--tokens 5", 5 * (48 + 96), 5 * (96 + 96)),
+        ("hc_mixes", SITE, 5 * (64 + 96) + 24 * 32 * 4, 2 * (5 * (64 + 96) + 24 * 32 * 4)),
+        ("hc_site", SITE, 5 * 5 * 16 + 5 * 24 * 4 + 24 * 32 * 4,
          5 * 13 * 16 + 4 * 5 * 24 * 4 + 2 * 24 * 32 * 4),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_bytes_moved_once(name, given, forward, backward):
+def test_bytes_moved_once(name, flags, forward, backward):
     parts = parts_of(name)
-    given = [parts.cases(parts.parse(t.split()), NARROW)[0] if isinstance(t, str) else t for t in given]
-    found = {mode: parts.bytes_moved(*given, mode) for mode in ("fwd", "fwd_no_grad", "bwd", "fwd_bwd")}
+    (case, *_) = parts.cases(parts.parse(flags.split()), torch.bfloat16)
+    found = {mode: parts.bytes_moved(case, mode) for mode in ("fwd", "fwd_no_grad", "bwd", "fwd_bwd")}
     both = forward + backward
     assert found == {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": both}

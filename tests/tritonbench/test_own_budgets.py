@@ -69,26 +69,23 @@ def enlarged(tensors, rows: int, dtype: torch.dtype):
     return tensors
 
 
-def of_tokens(name: str, flags: str, leaves: int, one: bool, with_case: bool = True):
-    """An operator on tokens, whose `inputs` are so many leaves and upstream gradients."""
+def of_tokens(name: str, flags: str, one: bool = False, with_options: bool = True):
+    """An operator on tokens; `one`: its result is one tensor."""
 
     def call(dtype: torch.dtype, device: str = "cpu") -> Call:
         parts = importlib.import_module(f"tritonbench_ops.{name}.cases")
         (case, *_) = parts.cases(parts.parse(["--tokens", "150", *flags.split()]), dtype)
         given = parts.inputs(case, device)
+        leaves = parts.LEAVES
         # mixes are of normed rows
         enlarged(given[leaves:] if name == "hc_mixes" else given, 150, dtype)
-        upstream = given[leaves:]
-        if name == "hc_site":
-            upstream = *upstream[1:], upstream[0]
-        options = case.options if with_case else {}
-        first = (case, given) if with_case else (given,)
+        options = case.options if with_options else {}
 
         def share(out, gradients):
-            return parts.share_of_budget(*first, out[0] if one and out else out, gradients)
+            return parts.share_of_budget(case, given, out[0] if one and out else out, gradients)
 
         function = parts.BACKENDS[f"helion_{name}"]()
-        return called(lambda *t: function(*t, **options), given[:leaves], upstream, share)
+        return called(lambda *t: function(*t, **options), given[:leaves], given[leaves:], share)
 
     return call
 
@@ -140,11 +137,11 @@ def sinkhorn(dtype: torch.dtype, device: str = "cpu") -> Call:
 
 OPERATORS = {
     "dot_compress": dot_compress,
-    "hc_mixes": of_tokens("hc_mixes", "--hidden 8", 2, True),
-    "hc_post": of_tokens("hc_post", "--hidden 8", 4, True, False),
-    "hc_pre": of_tokens("hc_pre", "--hidden 8", 2, True, False),
-    "hc_site": of_tokens("hc_site", "--hidden 8", 4, False),
-    "hc_split_sinkhorn": of_tokens("hc_split_sinkhorn", "--n-iters 3", 3, False),
+    "hc_mixes": of_tokens("hc_mixes", "--hidden 8", one=True),
+    "hc_post": of_tokens("hc_post", "--hidden 8", one=True, with_options=False),
+    "hc_pre": of_tokens("hc_pre", "--hidden 8", one=True, with_options=False),
+    "hc_site": of_tokens("hc_site", "--hidden 8"),
+    "hc_split_sinkhorn": of_tokens("hc_split_sinkhorn", "--n-iters 3"),
     "recurrent_linear_attention": recurrent_linear_attention,
     "sinkhorn": sinkhorn,
 }

@@ -6,12 +6,10 @@ import json
 import os
 from pathlib import Path
 
-import forked
 import pytest
+from planted import STUB, under
 from shared import once
 
-ROOT = Path(__file__).resolve().parents[2]
-STUB = ROOT / "tests" / "tritonbench" / "stub"
 MODES = ("fwd", "bwd")
 OPERATORS = (
     "dot_compress", "hc_mixes", "hc_post", "hc_pre", "hc_site", "hc_split_sinkhorn",
@@ -37,8 +35,7 @@ def named(request):
 
 
 def run(tree):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), str(ROOT)])}
-    done = forked.python(STUB / "wrong_backends.py", json.dumps(MODES), env=environment, cwd=tree)
+    done = under(tree, STUB / "wrong_backends.py", json.dumps(MODES))
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 

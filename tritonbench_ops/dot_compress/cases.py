@@ -16,7 +16,7 @@ from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
 from tritonbench_ops.dot_compress.arguments import PARSER, SIZES
-from tritonbench_ops.inductor import compiled
+from tritonbench_ops.inductor import BASELINE, INDUCTOR, compiled, of_pytorch
 from tritonbench_ops.measure import of_mode
 
 REPORTED = 0.2, 0.01
@@ -24,40 +24,44 @@ REPORTED = 0.2, 0.01
 Tensors = tuple[torch.Tensor, ...]
 
 parse = PARSER.parse_args
+LEAVES = 3
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[DotWorkload]:
     """The bench workloads as `options` change them, each once."""
-    return flags.bench(DotWorkload, options, {name: name for name in SIZES}, dtype, has_z=options.with_z)
+    return flags.bench(DotWorkload, {name: name for name in SIZES}, options, dtype, has_z=options.with_z)
 
 
-def x_value(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None) -> str:
+def inputs(case: DotWorkload, device: torch.device | str) -> tuple[torch.Tensor | None, ...]:
+    """(x, y, z or None, upstream gradient)."""
+    return case.make_inputs(device=device)
+
+
+def x_value(case: DotWorkload) -> str:
     """An input as tables show it."""
-    return f"{'x'.join(map(str, x.shape))} {y.size(-1)}{'' if z is None else ' z'}"
+    return f"{case.batch}x{case.m}x{case.d} {case.k}{' z' if case.has_z else ''}"
 
 
-def bytes_moved(x: torch.Tensor, y: torch.Tensor, mode: str) -> int:
+def bytes_moved(case: DotWorkload, mode: str) -> int:
     """Bytes of every tensor moved once: x, y and out; the upstream gradient, x, y, dx and dy."""
-    forward, backward = x.nbytes + 2 * y.nbytes, 2 * x.nbytes + 3 * y.nbytes
-    return of_mode(mode, forward, backward)
+    x, y = (case.batch * case.m * columns * case.dtype.itemsize for columns in (case.d, case.k))
+    return of_mode(mode, x + 2 * y, 2 * x + 3 * y)
 
 
-def operations(x: torch.Tensor, y: torch.Tensor) -> float:
+def operations(case: DotWorkload) -> float:
     """Floating-point operations of forward: its two products, x'y and x b."""
-    return 4.0 * x.numel() * y.size(-1)
+    return 4.0 * case.batch * case.m * case.d * case.k
 
 
-BASELINE = "eager"
 BACKENDS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
-    BASELINE: lambda: reference.dot_compress,
-    "torch_compile": functools.partial(compiled, reference.dot_compress),
+    **of_pytorch(reference.dot_compress),
     "torch_compile_max_autotune": functools.partial(
         compiled, reference.dot_compress, "max-autotune-no-cudagraphs"
     ),
     "helion_dot_compress": lambda: dot_compress,
     "helion_dot_compress_precise": lambda: functools.partial(dot_compress, precise_intermediate=True),
 }
-UNJUDGED = (BASELINE, "torch_compile", "torch_compile_max_autotune")
+UNJUDGED = (BASELINE, INDUCTOR, "torch_compile_max_autotune")
 """Those that need not keep the budget: they round each term of a gradient."""
 PIECE_ENTRIES = 1 << 24
 """Entries of x computed in float64 at a time."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Callable, Sequence
 
@@ -15,7 +14,7 @@ from helion_sinkhorn.lab.rounding import SIGMAS
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share, pieces
 from tritonbench_ops.hc_mixes.arguments import FIELDS, PARSER
-from tritonbench_ops.inductor import compiled
+from tritonbench_ops.inductor import BASELINE, INDUCTOR, of_pytorch
 from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
@@ -23,11 +22,12 @@ PIECE_ENTRIES = 1 << 24
 """Entries of x computed in float64 at a time."""
 
 parse = PARSER.parse_args
+cases = functools.partial(flags.bench, MixesWorkload, FIELDS)
+"""(options of `parse`, dtype) -> the bench workloads as the options change them, each once."""
 
 
-def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[MixesWorkload]:
-    """The bench workloads as `options` change them, each once."""
-    return flags.bench(MixesWorkload, options, FIELDS, dtype)
+LEAVES = 2
+"""Inputs that have gradients; the others are upstream gradients."""
 
 
 def inputs(case: MixesWorkload, device: torch.device | str) -> tuple[torch.Tensor, ...]:
@@ -36,16 +36,16 @@ def inputs(case: MixesWorkload, device: torch.device | str) -> tuple[torch.Tenso
     return x.view(case.batch, case.columns), fn, dmixes.flatten(0, 1)
 
 
-def x_value(x: torch.Tensor, case: MixesWorkload) -> str:
+def x_value(case: MixesWorkload) -> str:
     """An input as tables show it."""
-    return f"{len(x)}x{case.n}x{case.c} M={case.m}"
+    return f"{case.batch}x{case.n}x{case.c} M={case.m}"
 
 
-def bytes_moved(x: torch.Tensor, case: MixesWorkload, mode: str) -> int:
+def bytes_moved(case: MixesWorkload, mode: str) -> int:
     """Bytes of every tensor moved once: x and mixes; dmixes, mixes, x, dx; fn and dfn."""
-    mixes, fn = 4 * len(x) * case.m, 4 * case.m * case.columns
-    forward, backward = x.nbytes + mixes + fn, 2 * (x.nbytes + mixes + fn)
-    return of_mode(mode, forward, backward)
+    x, mixes = case.batch * case.columns * case.dtype.itemsize, 4 * case.batch * case.m
+    forward = x + mixes + 4 * case.m * case.columns
+    return of_mode(mode, forward, 2 * forward)
 
 
 def operations(case: MixesWorkload) -> float:
@@ -62,15 +62,13 @@ def in_tf32(x, fn, precision="float32", **options):
     return hc_mixes(x, fn, precision="tf32", **options)
 
 
-BASELINE = "eager"
 BACKENDS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
-    BASELINE: lambda: in_float32,
-    "torch_compile": functools.partial(compiled, in_float32),
+    **of_pytorch(in_float32),
     "helion_hc_mixes": lambda: hc_mixes,
     "helion_hc_mixes_tf32": lambda: in_tf32,
 }
 """name -> what builds the function; it takes x, fn and the options of a workload."""
-UNJUDGED = (BASELINE, "torch_compile")
+UNJUDGED = (BASELINE, INDUCTOR)
 """Those that need not keep the budget: PyTorch's products may be TF32."""
 TF32 = ("helion_hc_mixes_tf32",)
 """Those that are held to the budget of TF32."""

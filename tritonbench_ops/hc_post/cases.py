@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -13,9 +12,9 @@ from helion_sinkhorn import hc_post, reference
 from helion_sinkhorn.lab.post.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.post.workloads import HcPostWorkload
 from tritonbench_ops import flags
-from tritonbench_ops.bounds import largest_share
+from tritonbench_ops.bounds import largest_of_tokens
 from tritonbench_ops.hc_post.arguments import FIELDS, PARSER
-from tritonbench_ops.inductor import compiled
+from tritonbench_ops.inductor import BASELINE, INDUCTOR, of_pytorch
 from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
@@ -23,11 +22,12 @@ PIECE_ENTRIES = 1 << 24
 """Entries of x computed in float64 at a time."""
 
 parse = PARSER.parse_args
+cases = functools.partial(flags.bench, HcPostWorkload, FIELDS)
+"""(options of `parse`, dtype) -> the bench workloads as the options change them, each once."""
 
 
-def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[HcPostWorkload]:
-    """The bench workloads as `options` change them, each once."""
-    return flags.bench(HcPostWorkload, options, FIELDS, dtype)
+LEAVES = 4
+"""Inputs that have gradients; the others are upstream gradients."""
 
 
 def inputs(case: HcPostWorkload, device: torch.device | str) -> tuple[torch.Tensor, ...]:
@@ -36,22 +36,22 @@ def inputs(case: HcPostWorkload, device: torch.device | str) -> tuple[torch.Tens
     return tuple(t.flatten(0, 1) for t in (f, x, post, comb, grad))
 
 
-def x_value(x: torch.Tensor) -> str:
+def x_value(case: HcPostWorkload) -> str:
     """An input as tables show it."""
-    return "x".join(map(str, x.shape))
+    return f"{case.batch}x{case.n}x{case.c}"
 
 
-def bytes_moved(f, x, post, comb, mode: str) -> int:
+def bytes_moved(case: HcPostWorkload, mode: str) -> int:
     """Bytes of every tensor moved once: f, x, the weights and the new streams; in the backward the upstream
     gradient, f, x and the weights, and their gradients."""
-    weights = post.nbytes + comb.nbytes
-    forward, backward = f.nbytes + 2 * x.nbytes + weights, 2 * f.nbytes + 3 * x.nbytes + 2 * weights
+    row, weights = case.batch * case.c * case.dtype.itemsize, 4 * case.batch * case.n * (case.n + 1)
+    forward, backward = (2 * case.n + 1) * row + weights, (3 * case.n + 2) * row + 2 * weights
     return of_mode(mode, forward, backward)
 
 
-def operations(x: torch.Tensor) -> float:
+def operations(case: HcPostWorkload) -> float:
     """Floating-point operations of forward: n + 1 products and additions an entry."""
-    return 2.0 * (x.size(1) + 1) * x.numel()
+    return 2.0 * (case.n + 1) * case.batch * case.n * case.c
 
 
 def in_float32(f, x, post, comb) -> torch.Tensor:
@@ -59,18 +59,18 @@ def in_float32(f, x, post, comb) -> torch.Tensor:
     return reference.hc_post(f.float(), x.float(), post.float(), comb.float()).to(x.dtype)
 
 
-BASELINE = "eager"
 BACKENDS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
-    BASELINE: lambda: in_float32,
-    "torch_compile": functools.partial(compiled, in_float32),
+    **of_pytorch(in_float32),
     "helion_hc_post": lambda: hc_post,
 }
 """name -> what builds the function; it takes f, x, post and comb."""
-UNJUDGED = (BASELINE, "torch_compile")
+UNJUDGED = (BASELINE, INDUCTOR)
 """Those that need not keep the budget."""
 
 
-def share_of_budget(given: Tensors, out: torch.Tensor | None, gradients: Tensors | None) -> float:
+def share_of_budget(
+    case: HcPostWorkload, given: Tensors, out: torch.Tensor | None, gradients: Tensors | None
+) -> float:
     """The largest error of all entries, each in units of its own budget, computed where the tensors are.
 
     Args:
@@ -78,14 +78,5 @@ def share_of_budget(given: Tensors, out: torch.Tensor | None, gradients: Tensors
         out: or None where the mode has none.
         gradients: df, dx, dpost and dcomb, or None.
     """
-    given = [t.detach() for t in given]
-    found = dict(zip(RESULTS, (out, *(gradients or ())), strict=False))
-    found = {name: t for name, t in found.items() if t is not None}
-    x, shares = given[1], [0.0]
-    step = max(1, PIECE_ENTRIES // x[0].numel())
-    for first in range(0, len(x), step):
-        at = slice(first, first + step)
-        piece = [t[None, at] for t in given]
-        truth, budgets = exact(*piece), error_budget(*piece)
-        shares += [largest_share(t[None, at], truth[name], budgets[name]) for name, t in found.items()]
-    return max(shares)
+    results = dict(zip(RESULTS, (out, *(gradients or ())), strict=False))
+    return largest_of_tokens(given, results, exact, error_budget, PIECE_ENTRIES)

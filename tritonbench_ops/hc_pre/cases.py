@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Callable, Sequence
 
@@ -12,9 +11,9 @@ from helion_sinkhorn import hc_pre, reference
 from helion_sinkhorn.lab.pre.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
 from tritonbench_ops import flags
-from tritonbench_ops.bounds import largest_share
+from tritonbench_ops.bounds import largest_of_tokens
 from tritonbench_ops.hc_pre.arguments import FIELDS, PARSER
-from tritonbench_ops.inductor import compiled
+from tritonbench_ops.inductor import BASELINE, INDUCTOR, of_pytorch
 from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
@@ -22,11 +21,12 @@ PIECE_ENTRIES = 1 << 24
 """Entries of x computed in float64 at a time."""
 
 parse = PARSER.parse_args
+cases = functools.partial(flags.bench, HcPreWorkload, FIELDS)
+"""(options of `parse`, dtype) -> the bench workloads as the options change them, each once."""
 
 
-def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[HcPreWorkload]:
-    """The bench workloads as `options` change them, each once."""
-    return flags.bench(HcPreWorkload, options, FIELDS, dtype)
+LEAVES = 2
+"""Inputs that have gradients; the others are upstream gradients."""
 
 
 def inputs(case: HcPreWorkload, device: torch.device | str) -> tuple[torch.Tensor, ...]:
@@ -34,21 +34,21 @@ def inputs(case: HcPreWorkload, device: torch.device | str) -> tuple[torch.Tenso
     return tuple(t.flatten(0, 1) for t in case.make_inputs(device=device))
 
 
-def x_value(x: torch.Tensor) -> str:
+def x_value(case: HcPreWorkload) -> str:
     """An input as tables show it."""
-    return "x".join(map(str, x.shape))
+    return f"{case.batch}x{case.n}x{case.c}"
 
 
-def bytes_moved(x: torch.Tensor, pre: torch.Tensor, mode: str) -> int:
+def bytes_moved(case: HcPreWorkload, mode: str) -> int:
     """Bytes of every tensor moved once: x, pre and y; dy, x and dx, pre and dpre."""
-    y = x.nbytes // x.size(1)
-    forward, backward = x.nbytes + y + pre.nbytes, 2 * x.nbytes + y + 2 * pre.nbytes
+    row, pre = case.batch * case.c * case.dtype.itemsize, 4 * case.batch * case.n
+    forward, backward = (case.n + 1) * row + pre, (2 * case.n + 1) * row + 2 * pre
     return of_mode(mode, forward, backward)
 
 
-def operations(x: torch.Tensor) -> float:
+def operations(case: HcPreWorkload) -> float:
     """Floating-point operations of forward: a product and an addition an entry."""
-    return 2.0 * x.numel()
+    return 2.0 * case.batch * case.n * case.c
 
 
 def in_float32(x: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
@@ -56,18 +56,18 @@ def in_float32(x: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
     return reference.hc_pre(x.float(), pre.float()).to(x.dtype)
 
 
-BASELINE = "eager"
 BACKENDS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
-    BASELINE: lambda: in_float32,
-    "torch_compile": functools.partial(compiled, in_float32),
+    **of_pytorch(in_float32),
     "helion_hc_pre": lambda: hc_pre,
 }
 """name -> what builds the function; it takes x and pre."""
-UNJUDGED = (BASELINE, "torch_compile")
+UNJUDGED = (BASELINE, INDUCTOR)
 """Those that need not keep the budget."""
 
 
-def share_of_budget(given: Tensors, y: torch.Tensor | None, gradients: Tensors | None) -> float:
+def share_of_budget(
+    case: HcPreWorkload, given: Tensors, y: torch.Tensor | None, gradients: Tensors | None
+) -> float:
     """The largest error of all entries, each in units of its own budget, computed where the tensors are.
 
     Args:
@@ -75,14 +75,5 @@ def share_of_budget(given: Tensors, y: torch.Tensor | None, gradients: Tensors |
         y: or None where the mode has none.
         gradients: dx and dpre, or None.
     """
-    given = [t.detach() for t in given]
-    found = dict(zip(RESULTS, (y, *(gradients or ())), strict=False))
-    found = {name: t for name, t in found.items() if t is not None}
-    x, shares = given[0], [0.0]
-    step = max(1, PIECE_ENTRIES // x[0].numel())
-    for first in range(0, len(x), step):
-        at = slice(first, first + step)
-        piece = [t[at] for t in given]
-        truth, budgets = exact(*piece), error_budget(*piece)
-        shares += [largest_share(t[at], truth[name], budgets[name]) for name, t in found.items()]
-    return max(shares)
+    results = dict(zip(RESULTS, (y, *(gradients or ())), strict=False))
+    return largest_of_tokens(given, results, exact, error_budget, PIECE_ENTRIES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share, pieces
 from tritonbench_ops.hc_site.arguments import FIELDS, PARSER
 from tritonbench_ops.hc_split_sinkhorn.cases import by_part, units
-from tritonbench_ops.inductor import compiled
+from tritonbench_ops.inductor import BASELINE, INDUCTOR, of_pytorch
 from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
@@ -28,22 +27,23 @@ PIECE_ENTRIES = 1 << 24
 """Entries of x computed in float64 at a time."""
 
 parse = PARSER.parse_args
+cases = functools.partial(flags.bench, HcSiteWorkload, FIELDS)
+"""(options of `parse`, dtype) -> the bench workloads as the options change them, each once."""
 
 
-def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[HcSiteWorkload]:
-    """The bench workloads as `options` change them, each once."""
-    return flags.bench(HcSiteWorkload, options, FIELDS, dtype)
+LEAVES = 4
+"""Inputs that have gradients; the others are upstream gradients."""
 
 
 def inputs(case: HcSiteWorkload, device: torch.device | str) -> tuple[torch.Tensor, ...]:
-    """(x (T, n, C), fn, scale, base, dresidual, dy, dpost, dcomb)."""
-    x, fn, _, scale, base, *upstream = case.make_inputs(device=device)
-    return x.flatten(0, 1), fn, scale, base, *(t.flatten(0, 1) for t in upstream)
+    """(x (T, n, C), fn, scale, base, dy, dpost, dcomb, dresidual), upstream as results are in order."""
+    x, fn, _, scale, base, dresidual, *upstream = case.make_inputs(device=device)
+    return x.flatten(0, 1), fn, scale, base, *(t.flatten(0, 1) for t in (*upstream, dresidual))
 
 
-def x_value(x: torch.Tensor) -> str:
+def x_value(case: HcSiteWorkload) -> str:
     """An input as tables show it."""
-    return "x".join(map(str, x.shape))
+    return f"{case.batch}x{case.n}x{case.c}"
 
 
 def bytes_moved(case: HcSiteWorkload, mode: str) -> int:
@@ -76,15 +76,13 @@ def by_parts(x, fn, scale, base, norm_eps, eps_outside, precision, **options):
     return hc_pre(x, pre), post, comb, x
 
 
-BASELINE = "eager"
 BACKENDS: dict[str, Callable[[], Callable[..., Tensors]]] = {
-    BASELINE: lambda: in_float32,
-    "torch_compile": functools.partial(compiled, in_float32),
+    **of_pytorch(in_float32),
     "helion_parts": lambda: by_parts,
     "helion_hc_site": lambda: hc_site,
 }
 """name -> what builds the function; it takes x, fn, scale, base and the options of a workload."""
-UNJUDGED = (BASELINE, "torch_compile", "helion_parts")
+UNJUDGED = (BASELINE, INDUCTOR, "helion_parts")
 """Those that need not keep the budget: autograd rounds their sums of dx to the dtype of x."""
 MADE_OF_PARTS = "helion_hc_site"
 """The same without a GPU, where it has no kernels."""
@@ -103,12 +101,12 @@ def share_of_budget(
     given = [t.detach() for t in given]
     results = dict(zip(OF_TOKENS[:3], found or (), strict=False))
     results |= dict(zip(RESULTS[3:], gradients or (), strict=False))
-    x, parameters, upstream = given[0], given[1:4], given[4:]
+    x, parameters, (*others, dresidual) = given[0], given[1:4], given[4:]
     # x itself, of which no bit may change
     shares = [0.0 if found is None or torch.equal(found[3], x) else math.inf]
     values, squares, variances = ({name: 0.0 for name in SUMS} for _ in range(3))
     for at in pieces(len(x), PIECE_ENTRIES, case.n * case.c):
-        inputs = *(t[at][None] for t in (x, *upstream)), *(t[None] for t in parameters)
+        inputs = *(t[at][None] for t in (x, dresidual, *others)), *(t[None] for t in parameters)
         piece = evaluated(case, *inputs, device=x.device)
         shares += [
             largest_share(results[name][at], piece[name].value[0], piece[name].budget[0])

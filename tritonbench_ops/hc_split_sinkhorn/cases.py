@@ -5,7 +5,6 @@ Liger's `liger_mhc_coeffs` is no backend: it takes the residual streams and make
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Callable, Sequence
 
@@ -18,7 +17,7 @@ from helion_sinkhorn.lab.split.workloads import HcWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share, pieces
 from tritonbench_ops.hc_split_sinkhorn.arguments import FIELDS, PARSER
-from tritonbench_ops.inductor import compiled
+from tritonbench_ops.inductor import BASELINE, INDUCTOR, of_pytorch
 from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
@@ -28,11 +27,12 @@ SUMS = ("dscale", "dbase")
 """Sums over tokens."""
 
 parse = PARSER.parse_args
+cases = functools.partial(flags.bench, HcWorkload, FIELDS)
+"""(options of `parse`, dtype) -> the bench workloads as the options change them, each once."""
 
 
-def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[HcWorkload]:
-    """The bench workloads as `options` change them, each once."""
-    return flags.bench(HcWorkload, options, FIELDS, dtype)
+LEAVES = 3
+"""Inputs that have gradients; the others are upstream gradients."""
 
 
 def inputs(case: HcWorkload, device: torch.device | str) -> tuple[torch.Tensor, ...]:
@@ -41,15 +41,16 @@ def inputs(case: HcWorkload, device: torch.device | str) -> tuple[torch.Tensor, 
     return mixes.flatten(0, 1), scale, base, *(t.flatten(0, 1) for t in grads)
 
 
-def x_value(mixes: torch.Tensor, case: HcWorkload) -> str:
+def x_value(case: HcWorkload) -> str:
     """An input as tables show it."""
-    return f"{len(mixes)}x{case.columns} n={case.n} T={case.n_iters}"
+    return f"{case.batch}x{case.columns} n={case.n} T={case.n_iters}"
 
 
-def bytes_moved(mixes: torch.Tensor, mode: str) -> int:
+def bytes_moved(case: HcWorkload, mode: str) -> int:
     """Bytes of every tensor of tokens moved once: mixes, coefficients; gradients, mixes, dmixes."""
-    coefficients = 4 * mixes.numel()
-    forward, backward = mixes.nbytes + coefficients, coefficients + 2 * mixes.nbytes
+    entries = case.batch * case.columns
+    mixes, coefficients = entries * case.dtype.itemsize, 4 * entries
+    forward, backward = mixes + coefficients, coefficients + 2 * mixes
     return of_mode(mode, forward, backward)
 
 
@@ -62,14 +63,12 @@ def in_float32(mixes, scale, base, *arguments, **options):
     return reference.hc_split_sinkhorn(mixes.float(), scale.float(), base.float(), *arguments, **options)
 
 
-BASELINE = "eager"
 BACKENDS: dict[str, Callable[[], Callable[..., Tensors]]] = {
-    BASELINE: lambda: in_float32,
-    "torch_compile": functools.partial(compiled, in_float32),
+    **of_pytorch(in_float32),
     "helion_hc_split_sinkhorn": lambda: hc_split_sinkhorn,
 }
 """name -> what builds the function; it takes the arguments of `hc_split_sinkhorn`."""
-UNJUDGED = (BASELINE, "torch_compile")
+UNJUDGED = (BASELINE, INDUCTOR)
 """Those that need not keep the budget: their gates' gradient takes 1 - sigmoid(a)."""
 
 

@@ -1,9 +1,5 @@
 """--op recurrent_linear_attention.  `operator` imports tritonbench: only when its class is requested."""
 
-from tritonbench_ops.register import class_of
+from tritonbench_ops.register import finds_operator
 
-
-def __getattr__(name):
-    if name != "Operator":
-        raise AttributeError(name)
-    return class_of("recurrent_linear_attention")
+__getattr__ = finds_operator("recurrent_linear_attention")

@@ -21,9 +21,7 @@ PARSER = flags.parser(
     {"batch": "sequences", "steps": "T", "heads": "H", "dk": "columns of q and k", "dv": "columns of v"},
 )
 PARSER.add_argument(
-    "--gates",
-    type=gates,
-    help='of "g g_gamma gk gv", with spaces between; default: as in the bench workload',
+    "--gates", type=gates, help='of "g g_gamma gk gv", with spaces between; default: as in the bench workload'
 )
 ON_A_CPU = ("--batch", "1", "--steps", "16", "--heads", "2")
 """Sizes where there is no GPU and no size was named."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import importlib.util
 import itertools
@@ -16,10 +15,10 @@ from helion_sinkhorn import recurrent_linear_attention, reference
 from helion_sinkhorn.lab.linear_attention.budget import Case, limits
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.lab.rounding import SAMPLES, half_ulp
-from helion_sinkhorn.lab.workloads import tagged
 from helion_sinkhorn.ops.linear_attention.limits import why_not_chunked
+from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
-from tritonbench_ops.inductor import compiled
+from tritonbench_ops.inductor import BASELINE, INDUCTOR, compiled
 from tritonbench_ops.measure import of_mode
 from tritonbench_ops.recurrent_linear_attention.arguments import GATES, PARSER
 
@@ -32,16 +31,19 @@ COMPILED_STEPS = 64
 """Most steps that torch.compile is given: it writes every one out, and takes minutes for a thousand."""
 
 parse = PARSER.parse_args
+LEAVES = len(NAMES)
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[AttentionWorkload]:
     """The bench workloads as `options` change them, each once."""
     fields = {"batch": "sequences"} | {name: name for name in ("steps", "heads", "dk", "dv", "gates")}
-    named = {field: value for name, field in fields.items() if (value := getattr(options, name)) is not None}
-    rows = [
-        dataclasses.replace(row, **named, dtype=dtype, name="") for row in tagged("bench", AttentionWorkload)
-    ]
-    return list(dict.fromkeys(rows))
+    return flags.bench(AttentionWorkload, fields, options, dtype)
+
+
+def inputs(case: AttentionWorkload, device: torch.device | str) -> tuple[torch.Tensor | None, ...]:
+    """NAMES, None for a gate that is not there, and the upstream gradient."""
+    tensors, do, _ = case.make_inputs(device=device)
+    return *(tensors.get(name) for name in NAMES), do
 
 
 def x_value(q, k, v, *gates: torch.Tensor | None) -> str:
@@ -115,11 +117,10 @@ def flash(name: str) -> Attend:
     return lambda q, k, v, g, g_gamma, gk, gv: function(q, k, v, gk)[0]
 
 
-BASELINE = "eager"
 ABSENT = "" if importlib.util.find_spec("fla") else "flash-linear-attention is not installed"
 BACKENDS = {
     BASELINE: Backend(lambda: eager),
-    "torch_compile": Backend(functools.partial(compiled, eager), refuses=too_long),
+    INDUCTOR: Backend(functools.partial(compiled, eager), refuses=too_long),
     "helion_recurrent": Backend(functools.partial(ours, "recurrent")),
     "helion_chunked": Backend(functools.partial(ours, "chunked"), "chunked", not_in_chunks),
     "fla_fused_recurrent_gla": Backend(
@@ -129,7 +130,7 @@ BACKENDS = {
 }
 
 
-UNJUDGED = (BASELINE, "torch_compile")
+UNJUDGED = (BASELINE, INDUCTOR)
 """Those that no budget is derived for."""
 PIECE_STATES = 1 << 30
 """Entries of the states that the error model keeps at a time, of all its runs."""

@@ -171,10 +171,9 @@ def peers() -> dict[str, Backend]:
     }
 
 
-BASELINE = "eager"
 BACKENDS = {
-    BASELINE: Backend(eager),
-    "torch_compile": Backend(compiled(None)),
+    inductor.BASELINE: Backend(eager),
+    inductor.INDUCTOR: Backend(compiled(None)),
     "torch_compile_max_autotune": Backend(compiled("max-autotune-no-cudagraphs")),
     "helion_sinkhorn": Backend(ours(), our_config),
     "helion_default": Backend(with_defaults, default_config, on_cpu=False),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 
 import torch
-from tritonbench.utils.triton_op import register_benchmark, register_metric, register_x_val
+from tritonbench.utils.triton_op import register_metric
 
 from helion_sinkhorn.lab.draws import make_cotangents
 from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 from tritonbench_ops import measure
-from tritonbench_ops.judged import METRICS, OF_ALL, Judged, add_metrics, say_missing
+from tritonbench_ops.judged import METRICS, Judged, complete, say_missing
 from tritonbench_ops.sinkhorn import compare
-from tritonbench_ops.sinkhorn.backends import BACKENDS, BASELINE, has_other_gradient, wanted
+from tritonbench_ops.sinkhorn.backends import BACKENDS, has_other_gradient, wanted
 from tritonbench_ops.sinkhorn.cases import bytes_moved, cases, operations, parse, x_value
 
 log = logging.getLogger("tritonbench_ops")
@@ -43,7 +43,6 @@ class Operator(Judged):
             logits = logits.to(self.device).requires_grad_(self.requires_grad)
             yield logits, case.n_iters
 
-    @register_x_val(label="BxNxM T")
     def get_x_val(self, inputs):
         return x_value(*inputs)
 
@@ -113,17 +112,14 @@ class Operator(Judged):
         call = self.example_inputs[0], *self.arguments().values()
         return backend.config(*call, self.mode.value) if backend else ""
 
-    @register_metric()
-    def gbps(self, fn, inputs, metrics):
-        return measure.gigabytes_a_second(bytes_moved(inputs[0], self.mode.value), metrics.latency)
+    def operations(self, inputs):
+        return operations(*inputs)
 
-    @register_metric()
-    def flops(self, fn, inputs, metrics):
-        return operations(*inputs[:2]) * measure.PASSES[self.mode.value]
+    def moved(self):
+        return bytes_moved(self.example_inputs[0], self.mode.value)
 
-    @register_metric()
-    def x_floor(self, fn, inputs, metrics):
-        return None if metrics.latency is None else metrics.latency / self.floor()
+    def copy(self):
+        return measure.floor(self.example_inputs[0], self.mode.value)
 
     @register_metric()
     def max_abs_err(self, fn, inputs, metrics):
@@ -145,38 +141,16 @@ class Operator(Judged):
     def kept_bytes(self, fn, inputs, metrics):
         return measure.kept_bytes(self.forward(fn._name), inputs[0])
 
-    def floor(self):
-        """Milliseconds of a copy of the bytes of this mode, measured in this run."""
-        logits = self.example_inputs[0]
-        run = measure.floor(logits, self.mode.value)
-        graph = bool(getattr(self.tb_args, "cudagraph", False))
-        return self.once("floor", lambda: measure.milliseconds(run, logits.device, graph))
-
     def required(self):
         must = wanted(self.named, self._skip or [], self.device)
         return must, {n for n in must if not (has_other_gradient(n) and "bwd" in self.mode.value)}
 
-
-def method(name, backend):
-    """The method that tritonbench calls with an input to get the closure it times."""
-
-    def build(self, logits, n_iters):
+    def built(self, name, backend, logits, n_iters):
         if backend.missing:
             raise NotImplementedError(backend.missing)
         if not (backend.on_cpu or logits.is_cuda):
             raise NotImplementedError("runs on GPUs only")
         return backend.build(logits, self.upstream(), *self.arguments().values())
 
-    build.__name__ = name
-    return build
 
-
-add_metrics(Operator, OF_ALL)
-for _name, _backend in BACKENDS.items():
-    _register = register_benchmark(
-        operator_name="sinkhorn",
-        func_name=_name,
-        baseline=_name == BASELINE,
-        enabled=not _backend.missing,
-    )
-    setattr(Operator, _name, _register(method(_name, _backend)))
+complete(Operator, "sinkhorn", "BxNxM T", BACKENDS)

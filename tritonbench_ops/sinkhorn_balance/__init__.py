@@ -1,9 +1,5 @@
 """--op sinkhorn_balance.  `operator` imports tritonbench: only when its class is requested."""
 
-from tritonbench_ops.register import class_of
+from tritonbench_ops.register import finds_operator
 
-
-def __getattr__(name):
-    if name != "Operator":
-        raise AttributeError(name)
-    return class_of("sinkhorn_balance")
+__getattr__ = finds_operator("sinkhorn_balance")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Callable
 
@@ -14,18 +13,16 @@ from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.ops.balance.options import BalanceOptions
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
-from tritonbench_ops.inductor import compiled
+from tritonbench_ops.inductor import BASELINE, INDUCTOR, of_pytorch
 from tritonbench_ops.sinkhorn_balance.arguments import FIELDS, PARSER
 
 OPTIONS = BalanceOptions()
 """Every input is balanced as DeepSeek-V4.1 does."""
 
 parse = PARSER.parse_args
-
-
-def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[BalanceWorkload]:
-    """The bench workloads as `options` change them, each once."""
-    return flags.bench(BalanceWorkload, options, FIELDS, dtype, settings=OPTIONS)
+cases = functools.partial(flags.bench, BalanceWorkload, FIELDS, settings=OPTIONS)
+"""(options of `parse`, dtype) -> the bench workloads as the options change them, each once."""
+LEAVES = 1
 
 
 def inputs(case: BalanceWorkload, device: torch.device | str) -> tuple[torch.Tensor]:
@@ -34,20 +31,20 @@ def inputs(case: BalanceWorkload, device: torch.device | str) -> tuple[torch.Ten
     return (rows.view(1, -1, case.n),)
 
 
-def x_value(update: torch.Tensor) -> str:
+def x_value(case: BalanceWorkload) -> str:
     """An input as tables show it."""
-    return "x".join(map(str, update.shape[1:]))
+    return f"{case.batch}x{case.n}"
 
 
-def bytes_moved(update: torch.Tensor) -> int:
+def bytes_moved(case: BalanceWorkload, mode: str = "fwd") -> int:
     """Bytes of a read for the norms and for each row step, and of a write."""
     row_steps = (OPTIONS.steps + 1) // 2
-    return (2 + row_steps) * update.nbytes
+    return (2 + row_steps) * case.batch * case.n * case.dtype.itemsize
 
 
-def operations(update: torch.Tensor) -> float:
+def operations(case: BalanceWorkload) -> float:
     """Floating-point operations: two products with scales in each step, a square and an addition."""
-    return 4.0 * OPTIONS.steps * update.numel()
+    return 4.0 * OPTIONS.steps * case.batch * case.n
 
 
 def in_float32(update: torch.Tensor) -> torch.Tensor:
@@ -55,18 +52,19 @@ def in_float32(update: torch.Tensor) -> torch.Tensor:
     return reference.sinkhorn_balance(update.float()).to(update.dtype)
 
 
-BASELINE = "eager"
 BACKENDS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
-    BASELINE: lambda: in_float32,
-    "torch_compile": functools.partial(compiled, in_float32),
+    **of_pytorch(in_float32),
     "helion_sinkhorn_balance": lambda: sinkhorn_balance,
 }
 """name -> what builds the function of an update."""
-UNJUDGED = (BASELINE, "torch_compile")
+UNJUDGED = (BASELINE, INDUCTOR)
 """Those that need not keep the budget."""
 
 
-def share_of_budget(update: torch.Tensor, out: torch.Tensor) -> float:
+def share_of_budget(
+    case: BalanceWorkload, given: tuple[torch.Tensor], out: torch.Tensor, gradients: None = None
+) -> float:
     """The largest error of all entries, each in units of its own budget, computed where the tensors are."""
+    (update,) = given
     budget = error_budget(update, OPTIONS, update.dtype)
     return largest_share(out, exact(update, OPTIONS), budget)
