@@ -95,10 +95,6 @@ def test_a_tensor_off_the_16_byte_grid():
     assert_equal(run(*shifted).values(), run(*inputs).values())
 
 
-def test_no_tokens():
-    assert [tuple(t.shape) for t in run(*pre_inputs(0, 3)).values()] == [(0, 3, 33), (0, 3, 4, 33), (0, 3, 4)]
-
-
 def test_float64_takes_pytorch():
     inputs = pre_inputs(5, dtype=torch.float64)
     found, truth = pre_results(*on_device(inputs)), budget.exact(*inputs)
