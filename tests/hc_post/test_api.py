@@ -19,7 +19,6 @@ from helion_sinkhorn.runtime import pieces
 
 CI = [row for row in ROWS if "ci" in row.tags]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-GRADIENTS = budget.RESULTS[1:]
 
 
 def assert_right(found, *inputs, **options):

@@ -14,7 +14,6 @@ from helion_sinkhorn.lab.pre.workloads import PLAIN
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
-FLOATS = torch.float32, torch.bfloat16, torch.float16, torch.float64
 WORKLOADS = [w for w in PLAIN if "ci" in w.tags]
 
 

@@ -23,8 +23,6 @@ from helion_sinkhorn.lab.workloads import tagged
 from helion_sinkhorn.ops.linear_attention.recurrent import launch as linear_attention_launch
 from helion_sinkhorn.runtime import launch as door
 
-FORWARD = torch.ops.helion_sinkhorn.recurrent_linear_attention.default
-BACKWARD = torch.ops.helion_sinkhorn.recurrent_linear_attention_backward.default
 GATES = ("g", "g_gamma", "gk", "gv")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
