@@ -35,11 +35,6 @@ def test_float64_is_the_specification(has_z):
         torch.testing.assert_close(t, expected[name], rtol=1e-13, atol=1e-11)
 
 
-def test_gradients_by_finite_differences():
-    x, y, z, _ = inputs(2, 4, 3, 2, dtype=torch.float64)
-    torch.autograd.gradcheck(dot_compress, [t.requires_grad_() for t in (x, y, z)])
-
-
 @pytest.mark.parametrize("dtype", NARROW)
 def test_precise_intermediate_leaves_only_the_last_rounding(dtype):
     given = inputs(2, 600, 64, 16, dtype=dtype)
@@ -95,11 +90,8 @@ def test_sizes_beyond_the_kernels_are_compiled_once():
     assert dynamic_frames(dot_compress, calls) == 1
 
 
-def test_no_rows_leave_z_and_no_gradient():
-    x, y, z, grad = inputs(2, 0, 6, 5)
-    found = results(x, y, z, grad)
-    assert found["out"].shape == (2, 0, 5)
-    assert not found["dz"].any()
+def test_no_rows_leave_z():
+    x, y, z, _ = inputs(2, 0, 6, 5)
     assert torch.equal(torch.ops.helion_sinkhorn.dot_compress(x, y, z, 1, "pytorch")[1][:, 0], z)
 
 

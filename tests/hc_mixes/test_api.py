@@ -97,17 +97,6 @@ def test_float64_is_the_specification(n, c, m, eps_outside):
         torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize("eps_outside", [False, True])
-def test_gradients_by_finite_differences(eps_outside):
-    x, fn, _ = inputs(2, n=2, c=3, dtype=torch.float64)
-    leaves = [t.requires_grad_() for t in (x, 50 * fn, 1 + randn(6, seed=7).double())]
-
-    def f(x, fn, weight):
-        return hc_mixes(x, fn, 0.1, weight, eps_outside=eps_outside)
-
-    torch.autograd.gradcheck(f, leaves)
-
-
 def by_hand(x, fn, norm_eps, eps_outside):
     """The equations for one token, number by number, in Python floats."""
     q = sum(v * v for v in x) / len(x)

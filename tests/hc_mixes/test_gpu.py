@@ -143,13 +143,6 @@ def test_tokens_that_are_not_finite_stay_alone():
     assert found[0][50].isnan().all()
 
 
-def test_no_tokens():
-    x, fn, dmixes = inputs_of(workload(c=72, tokens=3))
-    mixes, dx, dfn = results(x[:0], fn, dmixes[:0])
-    assert (mixes.shape, dx.shape) == ((0, 24), (0, 4, 72))
-    assert not dfn.any()
-
-
 def test_two_programs_take_all_token_counts_near_a_tuned_one():
     """Triton compiles one for multiples of 16 and one for the rest: then a server waits for no compiler."""
     x, fn, dmixes = inputs_of(workload(c=136, tokens=300))

@@ -12,7 +12,6 @@ from mhc_equations import assert_within, truth_and_budget, values_and_gradients
 from helion_sinkhorn import Reduce, hc_mixes, hc_split_sinkhorn
 from helion_sinkhorn.ops.mhc.mixes.space import CHUNK
 
-NARROW = (torch.bfloat16, torch.float16)
 MADE_BY = "pytorch", "kernels"
 USED = {"both": (True, True), "product": (True, False), "mean square": (False, True)}
 

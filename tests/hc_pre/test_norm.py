@@ -191,8 +191,6 @@ def test_sites_on_a_gpu(name, c):
 def test_float64():
     given = inputs(2, 3, dtype=torch.float64)
     given = *(t.double() for t in given[:3]), given[3]
-    leaves = [t.requires_grad_() for t in given[:3]]
-    assert torch.autograd.gradcheck(lambda x, p, w: hc_pre(x, p, y_norm_weight=w), leaves)
     for found, exact in zip(results(hc_pre, *given), truth(*given), strict=True):
         assert relative(found, exact) < 1e-14
 

@@ -364,12 +364,6 @@ def test_tokens_that_are_not_finite_stay_alone():
     assert found["y"][50].isnan().all()
 
 
-def test_no_tokens():
-    found = results(*site_inputs(2, 0))
-    assert tuple(found["dx"].shape) == (2, 0, 4, 12)
-    assert not any(found[name].any() for name in ("dfn", "dscale", "dbase"))
-
-
 def test_more_than_two_to_the_31_elements():
     """In x, dresidual and dx: the last tokens equal a separate call on them."""
     c = 7168

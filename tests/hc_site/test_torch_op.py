@@ -107,7 +107,7 @@ def test_distributed_tensors_go_to_the_parts(mesh, monkeypatch):
     spread = [
         distribute_tensor(t, mesh, [p]).requires_grad_() for t, p in zip(given, placements, strict=True)
     ]
-    y, post, comb, residual = hc_site(*spread, implementation="pytorch")
+    y, post, comb, residual = hc_site(*spread)
     assert all(isinstance(t, DTensor) for t in (y, post, comb, residual))
     of = [distribute_tensor(t, mesh, [Shard(0)]) for t in upstream]
     found = torch.autograd.grad((residual, y, post, comb), spread, of)

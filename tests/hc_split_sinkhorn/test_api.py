@@ -109,11 +109,6 @@ def test_float64_is_the_specification():
         assert_close(found, exact(*tensors, **options), 1e-12, 1e-12)
 
 
-def test_gradients_by_finite_differences():
-    tensors = [t.requires_grad_() for t in inputs(2, n=2, dtype=torch.float64)[:3]]
-    torch.autograd.gradcheck(lambda *t: hc_split_sinkhorn(*t, 2, 3, 1e-3), tensors)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_output_first_is_the_transpose(dtype):
     mixes, scale, base, dpre, dpost, dcomb = inputs(3, 11, dtype=dtype)
@@ -239,6 +234,7 @@ def test_a_token_that_is_not_finite_stays_one(poison):
 
 MIX, SCALE, BASE = torch.zeros(2, 24), torch.ones(3), torch.zeros(24)
 OK = MIX, SCALE, BASE
+NESTED = torch.nested.nested_tensor([torch.zeros(2, 24), torch.zeros(3, 24)], layout=torch.jagged)
 COUNT = "pass an int from 1 to"
 STEPS = "pass an int from 0 to"
 NUMBER = "pass a finite float"
@@ -268,6 +264,7 @@ REFUSED = {
         "scale has dtype torch.complex64; accepted"),
     "base is bool": ((MIX, SCALE, BASE.bool()), {}, TypeError, "base has dtype torch.bool; accepted"),
     "mixes are sparse": ((MIX.to_sparse(), SCALE, BASE), {}, TypeError, r"mixes has layout .*to_dense"),
+    "mixes are nested": ((NESTED, SCALE, BASE), {}, TypeError, r"mixes is a nested tensor.*\.unbind\(\)"),
     "base elsewhere": ((MIX, SCALE, BASE.to("meta")), {}, ValueError,
         "base is on meta, mixes on cpu; move one"),
     "scale elsewhere": ((MIX, SCALE.to("meta"), BASE), {}, ValueError, "scale is on meta, mixes on cpu"),
@@ -311,12 +308,6 @@ def test_refused_with_what_to_do(case):
     arguments, options, kind, said = REFUSED[case]
     with pytest.raises(kind, match=said):
         hc_split_sinkhorn(*arguments, **options)
-
-
-def test_nested_mixes_are_refused():
-    nested = torch.nested.nested_tensor([torch.zeros(2, 24), torch.zeros(3, 24)], layout=torch.jagged)
-    with pytest.raises(TypeError, match=r"mixes is a nested tensor.*\.unbind\(\)"):
-        hc_split_sinkhorn(nested, SCALE, BASE)
 
 
 def test_more_iterations_than_the_kernels_take():

@@ -99,6 +99,7 @@ def under_a_mode(function):
 @pytest.mark.parametrize(
     "transform",
     [
+        lambda f: f,
         lambda f: torch.compile(f, fullgraph=True, backend="aot_eager"),
         under_a_mode,
         torch.func.functionalize,
@@ -106,10 +107,10 @@ def under_a_mode(function):
         lambda f: torch.func.grad(lambda q, offsets: f(q, offsets).sum()),
         lambda f: lambda q, offsets: torch.autograd.grad(f(q.requires_grad_(), offsets).sum(), q),
     ],
-    ids=["compile", "mode", "functionalize", "vmap", "grad", "autograd"],
+    ids=["none", "compile", "mode", "functionalize", "vmap", "grad", "autograd"],
 )
 @pytest.mark.parametrize("offsets", [[-1, 9], [0, 6, 4, 9], [0, 10]])
-def test_wrong_offsets_are_noticed_under_transforms(transform, offsets):
+def test_wrong_offsets_are_noticed_also_under_transforms(transform, offsets):
     torch._dynamo.reset()
     x, _, _ = call("gk", (1, 9, 2, 3, 4)).make_inputs()
     q = x.pop("q")
@@ -229,6 +230,3 @@ def test_vmap_of_gradients_over_offsets():
     dims = dict.fromkeys(given, 0)
     found = vmapped(gradient, dims)(given)
     assert_equal([found], one_by_one(lambda **t: (gradient(**t),), given, dims))
-
-
-# ------------------------------------------------------------------------------- memory and metadata
