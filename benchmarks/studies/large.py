@@ -11,18 +11,34 @@ import functools
 import statistics
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 from helion_sinkhorn import reference, sinkhorn
 from helion_sinkhorn.ops.sinkhorn.large.torch_op import call, call_backward
 
+
+class Case(NamedTuple):
+    batch: int
+    n: int
+    m: int
+    n_iters: int
+    eps: float = 0.0
+    """Of the deepseek form, or 0 for the log form."""
+    first: str = "rows"
+
+    def __str__(self) -> str:
+        form, side = "deepseek" if self.eps else "log", "" if self.first == "rows" else ", columns first"
+        return f"{form}{side}, {self.batch} x {self.n} x {self.m}, T = {self.n_iters}"
+
+
 CASES = [
-    (1, 1024, 1024, 100, 0.0), (16, 1024, 1024, 20, 0.0), (16, 1024, 1024, 100, 0.0),
-    (64, 256, 256, 20, 0.0), (1, 1229, 98304, 3, 0.0),
-    (1, 1024, 1024, 100, 1e-6), (16, 1024, 1024, 100, 1e-6), (64, 256, 256, 20, 1e-6),
+    Case(1, 1024, 1024, 100), Case(16, 1024, 1024, 20), Case(16, 1024, 1024, 100), Case(16, 1025, 1025, 100),
+    Case(64, 256, 256, 20), Case(1, 1229, 98304, 3), Case(1, 1229, 98304, 3, first="cols"),
+    Case(1, 1024, 1024, 100, 1e-6), Case(16, 1024, 1024, 100, 1e-6), Case(64, 256, 256, 20, 1e-6),
 ]  # fmt: skip
-"""(batch, rows, columns, iterations, eps of the deepseek form or 0 for the log form)."""
+"""With SuperGlue's dustbins, and with DINO's samples and prototypes, of which the prototypes come first."""
 ROUNDS = 9
 ALONE = (), 0
 """No ranks share the rows."""
@@ -59,11 +75,11 @@ def graphed(run: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-def kernel_parts(x: torch.Tensor, dy: torch.Tensor, n_iters: int, eps: float, how: str):
+def kernel_parts(x: torch.Tensor, dy: torch.Tensor, case: Case, how: str):
     """The forward that keeps what a gradient needs, and the backward, each by itself."""
-    given = x, None, None, n_iters, eps, "rows", 1.0, True, how, x.dtype, *ALONE
+    given = x, None, None, case.n_iters, case.eps, case.first, 1.0, True, how, x.dtype, *ALONE
     _, _, _, rows, columns = call(*given)
-    backward = dy, None, None, x, None, None, rows, columns, eps, "rows", 1.0, how, *ALONE
+    backward = dy, None, None, x, None, None, rows, columns, case.eps, case.first, 1.0, how, *ALONE
     return (lambda: call(*given)), (lambda: call_backward(*backward)), 4 * (rows.numel() + columns.numel())
 
 
@@ -87,13 +103,12 @@ def errors(x: torch.Tensor, dy: torch.Tensor, n_iters: int) -> list[float]:
 def main(arguments: argparse.Namespace) -> None:
     device = arguments.device
     on_gpu = device == "cuda"
-    for batch, n, m, n_iters, eps in CASES if on_gpu else CASES[:1]:
-        x, dy = (torch.randn(batch, n, m, device=device) for _ in range(2))
-        forward, backward, kept = kernel_parts(x, dy, n_iters, eps, "helion" if on_gpu else "pytorch")
+    for case in CASES if on_gpu else CASES[:1]:
+        x, dy = (torch.randn(case.batch, case.n, case.m, device=device) for _ in range(2))
+        forward, backward, kept = kernel_parts(x, dy, case, "helion" if on_gpu else "pytorch")
         leaf = x.clone().requires_grad_()
-        plain = functools.partial(
-            reference.sinkhorn, n_iters=n_iters, **({"eps": eps} if eps else {"form": "log"})
-        )
+        form = {"eps": case.eps} if case.eps else {"form": "log"}
+        plain = functools.partial(reference.sinkhorn, n_iters=case.n_iters, first=case.first, **form)
 
         def definition(leaf=leaf, dy=dy, plain=plain):
             torch.autograd.grad(plain(leaf), leaf, dy)
@@ -103,14 +118,13 @@ def main(arguments: argparse.Namespace) -> None:
             row |= {
                 "forward in a graph": timed(graphed(forward), device),
                 "backward in a graph": timed(graphed(backward), device),
-                "reads": n_iters / 2 * timed(graphed(functools.partial(leaf.detach().copy_, x)), device),
+                "reads": case.n_iters / 2 * timed(graphed(functools.partial(leaf.detach().copy_, x)), device),
             }
         with torch.no_grad():
             row["definition"] = timed(functools.partial(plain, x), device)
         row["definition, both"] = timed(definition, device)
         times = ", ".join(f"{name} {t:.3g}" for name, t in row.items())
-        form = "deepseek" if eps else "log"
-        print(f"{form}, {batch} x {n} x {m}, T = {n_iters}: {times} ms; kept {kept / 1e6:.2f} MB", flush=True)
+        print(f"{case}: {times} ms; kept {kept / 1e6:.2f} MB", flush=True)
     for name, scale in (("randn", 1), ("8 randn", 8), ("30 randn", 30)):
         x, dy = (torch.randn(1, 256, 256, device=device) for _ in range(2))
         own = ", ".join(f"{e:.1e}" for e in errors(scale * x, dy, 20))
