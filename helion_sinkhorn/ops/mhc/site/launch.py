@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
 from helion_sinkhorn.ops.mhc.mixes.space import MixesCall
 from helion_sinkhorn.ops.mhc.options import SiteOptions
@@ -60,6 +61,12 @@ Tensors = tuple[torch.Tensor, ...]
 def call_for(n: int, columns: int, dtype: torch.dtype, precision: str) -> SiteCall:
     """What the configs of a call are chosen for."""
     return SiteCall(str(dtype)[6:], n, columns, precision)
+
+
+@functools.lru_cache(maxsize=4096)
+def default_of(call: SiteCall, device: Device) -> Choice:
+    """The default config of the whole gradient."""
+    return default_choice(KERNELS[BACKWARD], call, device)
 
 
 def forward(
@@ -173,7 +180,7 @@ def backward(
     if named is None and y_norm_weight is not None and dy is not None:
         # configs are timed with a dy of x's dtype.  In float32, which takes more registers, the config of
         # 8192 x 7168 on an H200 spills 216 bytes a thread, and the default none
-        named = default_choice(KERNELS[BACKWARD], call, device_of(x))
+        named = default_of(call, device_of(x))
     if into is None and wanted[0]:
         into = x.new_empty(x.shape, dtype=dtype)
     # no view is returned: the other owners of its memory would be unknown (`own_gradient`)
