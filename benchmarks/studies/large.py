@@ -25,7 +25,7 @@ class Case(NamedTuple):
     m: int
     n_iters: int
     eps: float = 0.0
-    """That of the deepseek form, or 0 for the log form."""
+    """The deepseek form's, or 0 for the log form."""
     first: str = "rows"
 
     def __str__(self) -> str:
