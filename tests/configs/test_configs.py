@@ -13,34 +13,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 from launches import launching_as
+from stored import FIELDS, KERNEL, VARIANT, entry, file_of, write
 
 from helion_sinkhorn.configs import device, lookup, settings, store
 from helion_sinkhorn.configs.device import DEVICES, match
 from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.lab.tuning.groups import groups_of
 from helion_sinkhorn.lab.workloads import tagged
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates
 
-KERNEL = "sinkhorn_forward"
 FOLDERS = store.folders
-FIELDS = {"form": "deepseek", "first": "rows", "dtype": "float32", "n": 4, "m": 4, "iters": 20}
 KEY = store.key_of(FIELDS)
-CONFIG = {"block_sizes": [128], "num_warps": 4}
-VARIANT = {"thread": [4, 4], "paired": False, "pivoted": True, "ordered": False}
-
-
-def entry(batch=4096, key=KEY, config=CONFIG, variant=VARIANT, evidence="measured", **version):
-    fields = {**dict(key), "batch": batch, **version}
-    return {"key": fields, "config": config, "variant": variant, "evidence": evidence}
-
-
-def write(folder: Path, entries, device_key="h200", kernel=KERNEL, schema=store.SCHEMA) -> Path:
-    path = folder / device_key / f"{kernel}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = {"schema": schema, "kernel": kernel, "device": {"key": device_key}, "entries": entries}
-    path.write_text(json.dumps(file))
-    return path
 
 
 pytestmark = pytest.mark.usefixtures("fresh_caches")
@@ -207,49 +192,54 @@ def test_a_file_that_is_not_there_is_no_news(tmp_path, caplog):
     assert caplog.records == []
 
 
-GOOD = {"schema": store.SCHEMA, "kernel": KERNEL, "device": {"key": "h200"}, "entries": [entry()]}
+def without(name, fields):
+    return {k: v for k, v in fields.items() if k != name}
+
+
+GOOD = file_of([entry()])
 BROKEN = {
     "empty": b"",
     "truncated": json.dumps(GOOD).encode()[:-20],
     "not text": b"\xff\xfe\x00\x80",
     "not json": b"schema: 1",
-    "a list": b"[]",
-    "a number": b"1",
-    "null": b"null",
-    "no schema": json.dumps({"entries": []}).encode(),
-    "foreign schema": json.dumps({**GOOD, "schema": 999}).encode(),
-    "schema is text": json.dumps({**GOOD, "schema": "1"}).encode(),
-    "schema is a float": json.dumps({**GOOD, "schema": 1.0}).encode(),
-    "schema is true": json.dumps({**GOOD, "schema": True}).encode(),
-    "of another kernel": json.dumps({**GOOD, "kernel": "sinkhorn_backward"}).encode(),
-    "of another device": json.dumps({**GOOD, "device": {"key": "b200"}}).encode(),
-    "of no device": json.dumps({k: v for k, v in GOOD.items() if k != "device"}).encode(),
-    "no entries": json.dumps({k: v for k, v in GOOD.items() if k != "entries"}).encode(),
-    "entries are a number": json.dumps({**GOOD, "entries": 3}).encode(),
-    "entries are null": json.dumps({**GOOD, "entries": None}).encode(),
-    "an entry is text": json.dumps({**GOOD, "entries": [entry(), "text"]}).encode(),
-    "a field is missing": json.dumps({**GOOD, "entries": [entry(), {"key": {"n": 4}}]}).encode(),
-    "no config": json.dumps(
-        {**GOOD, "entries": [{k: v for k, v in entry().items() if k != "config"}]}
-    ).encode(),
-    "batch is text": json.dumps({**GOOD, "entries": [entry("many")]}).encode(),
-    "batch is zero": json.dumps({**GOOD, "entries": [entry(0)]}).encode(),
-    "batch is true": json.dumps({**GOOD, "entries": [entry(True)]}).encode(),
-    "a value within a value": json.dumps(
-        {**GOOD, "entries": [entry(config={"block_sizes": [[[64]]]})]}
-    ).encode(),
-    "batch is null": json.dumps({**GOOD, "entries": [entry(None)]}).encode(),
-    "config is a list": json.dumps({**GOOD, "entries": [entry(config=[1, 2])]}).encode(),
-    "config is null": json.dumps({**GOOD, "entries": [entry(config=None)]}).encode(),
-    "variant is text": json.dumps({**GOOD, "entries": [entry(variant="packed")]}).encode(),
-    "evidence is a number": json.dumps({**GOOD, "entries": [entry(evidence=1)]}).encode(),
+    "nested": b"[" * 99999,
+    "a list": [],
+    "a number": 1,
+    "null": None,
+    "no schema": without("schema", GOOD),
+    "foreign schema": {**GOOD, "schema": 999},
+    "schema is text": {**GOOD, "schema": "1"},
+    "schema is a float": {**GOOD, "schema": 1.0},
+    "schema is true": {**GOOD, "schema": True},
+    "of another kernel": {**GOOD, "kernel": "sinkhorn_backward"},
+    "of another device": {**GOOD, "device": {"key": "b200"}},
+    "of no device": without("device", GOOD),
+    "no entries": without("entries", GOOD),
+    "entries are a number": file_of(3),
+    "entries are null": file_of(None),
+    "an entry is text": file_of([entry(), "text"]),
+    "a field is missing": file_of([entry(), {"key": {"n": 4}}]),
+    "no config": file_of([without("config", entry())]),
+    "batch is text": file_of([entry("many")]),
+    "batch is zero": file_of([entry(0)]),
+    "batch is true": file_of([entry(True)]),
+    "batch is null": file_of([entry(None)]),
+    "batch has more than 64 bits": file_of([entry(1 << 63)]),
+    "version is a number": file_of([entry(triton=3.6)]),
+    "a value within a value": file_of([entry(config={"block_sizes": [[[64]]]})]),
+    "names within a value": file_of([entry(config={"block_sizes": {"m": 64}})]),
+    "config is a list": file_of([entry(config=[1, 2])]),
+    "config is null": file_of([entry(config=None)]),
+    "variant is text": file_of([entry(variant="packed")]),
+    "evidence is a number": file_of([entry(evidence=1)]),
 }
 
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_a_file_it_cannot_read_is_one_warning_and_no_entries(broken, shipped, caplog):
     path = write(shipped, [])
-    path.write_bytes(BROKEN[broken])
+    content = BROKEN[broken]
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     caplog.set_level(logging.INFO, "helion_sinkhorn")
     for batch in (1, 4096, 8192):
         assert served(batch) is None
@@ -258,12 +248,6 @@ def test_a_file_it_cannot_read_is_one_warning_and_no_entries(broken, shipped, ca
     assert record.levelno == logging.WARNING
     for words in (str(path), "default config is used", f"make tune DEVICE=h200 KERNEL={KERNEL}"):
         assert words in record.getMessage()
-
-
-def test_a_folder_in_the_place_of_the_file_is_one_warning(shipped, caplog):
-    (shipped / "h200" / f"{KERNEL}.json").mkdir(parents=True)
-    assert served() is None
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
 def test_a_pipe_in_the_place_of_the_file_is_one_warning(shipped, caplog):
@@ -315,10 +299,10 @@ def test_reading_writes_nothing(shipped):
 
 def test_exact_key(shipped):
     others = {"form": "log"}, {"n": 8}, {"dtype": "bfloat16"}, {"iters": 10}
-    keys = [KEY, *(store.key_of({**FIELDS, **other}) for other in others)]
-    write(shipped, [entry(key=key, config={"num_warps": i}) for i, key in enumerate(keys)])
-    for i, key in enumerate(keys):
-        assert served(key=key).config == (("num_warps", i),)
+    stored = [FIELDS, *({**FIELDS, **other} for other in others)]
+    write(shipped, [entry(fields=fields, config={"num_warps": i}) for i, fields in enumerate(stored)])
+    for i, fields in enumerate(stored):
+        assert served(key=store.key_of(fields)).config == (("num_warps", i),)
     assert served(key=store.key_of({**FIELDS, "first": "cols"})) is None
     assert served(key=store.key_of({**FIELDS, "m": 8})) is None
 
@@ -348,16 +332,10 @@ def test_no_small_batch_takes_an_entry_for_many_matrices(shipped):
     assert [served(batch) for batch in (127, 1, 0)] == [None] * 3
 
 
-def test_empty_batch_is_looked_up_like_one_matrix(shipped):
-    write(shipped, [entry(1), entry(2)])
-    assert served(0).batch == served(1).batch == 1
-
-
 def test_user_s_folder_comes_first(user, shipped):
     write(shipped, [entry(4096), entry(64)])
     assert served().path.startswith(str(shipped))
-    lookup.lookup.cache_clear()
-    store.read.cache_clear()
+    door.forget()
     write(user, [entry(2048)])
     # even where the shipped batch is nearer
     assert served(4096).path.startswith(str(user))
@@ -420,8 +398,8 @@ def test_what_takes_no_tokens_is_tuned_and_looked_up_by_its_own_size(name, shipp
     assert {group.batches for group in groups_of(tagged("tune", object), name)} == {(24,)}
     of_size, of_tokens = (dict(c.config) for c in candidates(row, call, DEVICES["h200"])[:2])
     assert of_size != of_tokens
-    key = (*call.key, ("triton", store.triton_minor()))
-    write(shipped, [entry(24, key, of_size, {}), entry(1 << 13, key, of_tokens, {})], kernel=name)
+    fields = {**dict(call.key), "triton": store.triton_minor()}
+    write(shipped, [entry(24, fields, of_size, {}), entry(1 << 13, fields, of_tokens, {})], kernel=name)
     for tokens in (1, 24, 1 << 13, 1 << 20):
         choice = door.choose(row, call, tokens, DEVICES["h200"])
         assert choice.stored
@@ -445,22 +423,12 @@ def test_nothing_crosses_vendors_or_families(shipped, asked):
     assert served(device_key=asked) is None
 
 
-def test_nothing_stored_is_none(shipped):
-    assert served() is None
-    write(shipped, [entry()], kernel="sinkhorn_backward")
-    store.read.cache_clear()
-    lookup.lookup.cache_clear()
-    assert served() is None
-
-
 # What a launch takes
 
 
-def chosen(name=KERNEL, batch=4096, n=4, m=4, n_iters=20, dtype="float32", device_key="h200"):
-    from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
-    from helion_sinkhorn.runtime import launch as door
-
-    return door.choose(KERNELS[name], SinkhornCall(True, 1, dtype, n, m, n_iters), batch, DEVICES[device_key])
+def chosen(name=KERNEL, batch=4096, n=4, m=4, n_iters=20, device_key="h200"):
+    call = SinkhornCall(True, 1, "float32", n, m, n_iters)
+    return door.choose(KERNELS[name], call, batch, DEVICES[device_key])
 
 
 def test_choose_takes_the_stored_config(shipped):
@@ -477,8 +445,6 @@ def test_choose_takes_the_stored_config(shipped):
 @pytest.mark.parametrize("name", ["sinkhorn_forward", "sinkhorn_backward_history"])
 @pytest.mark.parametrize("device_key", DEVICES)
 def test_choose_falls_back_to_the_kernel_s_default(shipped, name, device_key):
-    from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
-
     n, m = 3, 5
     choice = chosen(name, n=n, m=m, device_key=device_key)
     assert choice.source == "the kernel's default"
@@ -495,16 +461,10 @@ def test_other_iterations_take_the_tuned_config_where_their_space_holds_it(shipp
     # after softmax and one trail step nothing is left to pivot: such a variant is not in that call's space
     assert not chosen(n_iters=1).stored
     assert not caplog.records
-    own = store.key_of({**FIELDS, "iters": 5})
-    write(shipped, [entry(), entry(key=own, config={"block_sizes": [32], "num_warps": 1})])
-    store.read.cache_clear()
-    lookup.lookup.cache_clear()
-    door.choose.cache_clear()
+    own = {**FIELDS, "iters": 5}
+    write(shipped, [entry(), entry(fields=own, config={"block_sizes": [32], "num_warps": 1})])
+    door.forget()
     assert dict(chosen(n_iters=5).config)["num_warps"] == 1
-
-
-def test_choice_does_not_depend_on_a_batch_without_entries(shipped):
-    assert len({chosen(batch=batch) for batch in (1, 7, 4096, 1 << 31)}) == 1
 
 
 @pytest.mark.parametrize(
@@ -525,8 +485,7 @@ def test_entries_of_the_running_triton_and_of_later_ones_come_first(shipped, mon
     assert served(200).batch == batch
     # the first version has nothing near 1: of the others the one that has
     write(shipped, [entry(4096, triton=running or "3.6"), entry(2, triton="3.1")])
-    store.read.cache_clear()
-    lookup.lookup.cache_clear()
+    door.forget()
     assert served(1).batch == 2
 
 
@@ -557,9 +516,9 @@ def launched(monkeypatch, batch):
 
 def test_a_call_that_nothing_is_tuned_for_names_the_command_that_does(shipped, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "helion_sinkhorn")
-    write(shipped, [entry()], device_key="mi350")
-    for _ in range(3):
-        launched(monkeypatch, batch=24)
+    write(shipped, [entry()], device="mi350")
+    for batch in (24, 24, 4096):
+        launched(monkeypatch, batch)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage() == (
