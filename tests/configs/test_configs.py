@@ -250,6 +250,12 @@ def test_a_file_it_cannot_read_is_one_warning_and_no_entries(broken, shipped, ca
         assert words in record.getMessage()
 
 
+def test_a_folder_in_the_place_of_the_file_is_one_warning(shipped, caplog):
+    (shipped / "h200" / f"{KERNEL}.json").mkdir(parents=True)
+    assert served() is None
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
 def test_a_pipe_in_the_place_of_the_file_is_one_warning(shipped, caplog):
     path = write(shipped, [])
     path.unlink()
