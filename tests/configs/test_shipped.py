@@ -23,7 +23,19 @@ PARTS = 16
 
 
 def test_files_are_well_formed_and_tuned_for_this_source():
+    pytest.importorskip("jsonschema")
     assert list(cache.complaints(SHIPPED)) == []
+
+
+def test_an_entry_is_of_the_triton_of_its_run(tmp_path):
+    pytest.importorskip("jsonschema")
+    path = tmp_path / "h200" / "dot_compress_apply.json"
+    path.parent.mkdir()
+    text = (SHIPPED / "h200" / "dot_compress_apply.json").read_text()
+    path.write_text(text)
+    assert list(cache.complaints(tmp_path)) == []
+    path.write_text(text.replace('"triton": "3.6"', '"triton": "3.7"', 1))
+    assert any("is of a run under Triton 3.6.0" in line for line in cache.complaints(tmp_path))
 
 
 def test_the_readme_says_what_the_data_say():
@@ -74,6 +86,8 @@ def test_readme_of_a_folder_without_text_or_with_a_damaged_file(folder, capsys):
 
 
 def test_check_tells_each_file_when_its_programs_are_compiled(folder, monkeypatch, capsys):
+    pytest.importorskip("jsonschema")
+
     def compile_for(device, jobs, workers, report):
         for job in reversed(jobs):
             report(types.SimpleNamespace(job=job, problems=(), compiled=True))
@@ -91,6 +105,7 @@ def test_check_tells_each_file_when_its_programs_are_compiled(folder, monkeypatc
 
 
 def test_check_names_a_damaged_file_and_ends_with_1(folder, capsys):
+    pytest.importorskip("jsonschema")
     (folder / "h200" / "hc_pre_forward.json").write_text("{")
     assert main(["check", "--no-compile", "--out", str(folder)]) == 1
     assert f"{folder / 'h200' / 'hc_pre_forward.json'}: Expecting" in capsys.readouterr().out
