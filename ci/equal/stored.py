@@ -45,6 +45,11 @@ def in_ring(call: Any) -> Any:
     return call
 
 
+def drawn(trial: Any, call: Any, place: str) -> list[Any]:
+    """The operands of a call, drawn on the CPU: a GPU draws other numbers."""
+    return [t if t is None else t.to(place) for t in trial.operands(call, FEW, "cpu")]
+
+
 def made(key: Key, choice: Choice, place: str) -> Iterator[Made]:
     """What a kernel writes in a call with one of its `choices`.
 
@@ -54,16 +59,14 @@ def made(key: Key, choice: Choice, place: str) -> Iterator[Made]:
     evidence = operator_of(choice.kernel)
     trial, call = evidence.trials[choice.kernel], in_ring(KERNELS[choice.kernel].call.of(key))
     workload = evidence.of_call(choice.kernel, call, FEW)
-    # a GPU draws other numbers than a CPU
-    operands = [t.to(place) if t is not None else t for t in trial.operands(call, FEW, "cpu")]
-    yield from of_choice(trial, workload, call, choice, named(key), operands)
+    yield from of_choice(trial, workload, call, choice, named(key), drawn(trial, call, place))
 
 
 def alone(workload: Any, kernel: str, device: Device, place: str, used: bool) -> Iterator[Made]:
     """What a kernel writes in its call of a workload, with the config that this call gets and with others."""
     evidence = operator_for(workload)
     trial, call = evidence.trials[kernel], dict(evidence.kernel_calls(workload))[kernel]
-    operands = [t.to(place) if t is not None else t for t in trial.operands(call, FEW, "cpu")]
+    operands = drawn(trial, call, place)
     chosen = choose(KERNELS[kernel], call, FEW, device)
     configs = {chosen: None}
     if not used:

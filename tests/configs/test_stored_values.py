@@ -92,7 +92,6 @@ def test_a_call_with_a_negative_stored_value_is_right(name, tmp_path, monkeypatc
         ("sinkhorn_forward", "key", {"form": None}, "sinkhorn_forward is not looked up by"),
         ("dot_compress_apply", "key", {"n": 4}, "dot_compress_apply is not looked up by"),
         ("linear_attention_chunk_walk", "key", {"gates": None}, "chunk_walk is not looked up by"),
-        ("dot_compress_apply", "key", {"triton": "3.7"}, "is of a run under Triton 3.6.0"),
     ],
 )
 def test_check_names_what_is_wrong_with_an_entry(kernel, part, change, said, tmp_path):
