@@ -33,9 +33,14 @@ def choices(kernel: str, device: Device) -> dict[Key, list[Choice]]:
     return found
 
 
-def named(key: Key) -> str:
-    """The calls of a key, as a workload is named."""
-    return "stored " + " ".join(f"{name}={value}" for name, value in key)
+LAYOUTS = "rows", "together"
+"""Variants that lay out other parts: of column sums over so many rows, and of fn for all streams."""
+
+
+def named(key: Key, choice: Choice | None = None) -> str:
+    """The calls of a key, as a workload is named; with a choice, also the layout of its parts."""
+    layout = [(k, v) for k, v in choice.variant if k in LAYOUTS] if choice else []
+    return "stored " + " ".join(f"{name}={value}" for name, value in (*key, *layout))
 
 
 def in_ring(call: Any) -> Any:
@@ -59,7 +64,7 @@ def made(key: Key, choice: Choice, place: str) -> Iterator[Made]:
     evidence = operator_of(choice.kernel)
     trial, call = evidence.trials[choice.kernel], in_ring(KERNELS[choice.kernel].call.of(key))
     workload = evidence.of_call(choice.kernel, call, FEW)
-    yield from of_choice(trial, workload, call, choice, named(key), drawn(trial, call, place))
+    yield from of_choice(trial, workload, call, choice, named(key, choice), drawn(trial, call, place))
 
 
 def alone(workload: Any, kernel: str, device: Device, place: str, used: bool) -> Iterator[Made]:

@@ -18,8 +18,8 @@ NOT_EMULATED = (
 WORKLOADS: dict[str, tuple[str, ...]] = {
     "sinkhorn": ("two_matrices", "other_eps", "mhc_one_iteration", "beyond_exp_log"),
     "implicit": ("implicit_two",),
-    # gradients of marginals are finished by PyTorch, in floats; P of more iterations differs on H200, where
-    # the kernels by themselves were not run yet
+    # gradients of marginals are finished by PyTorch, in floats; P of more iterations differs on H200,
+    # though the kernels by themselves agree
     "sinkhorn_large": (
         "large_one_iteration:P,dX",
         "large_rows:sinkhorn_large_first,sinkhorn_large_step,sinkhorn_large_columns,"
@@ -61,6 +61,11 @@ class Class:
     holds: Callable[[Any, Choice, dict[str, Any]], bool]
     """(workload, choice, its variant)."""
     reason: str
+    sizes: Callable[[Choice, dict[str, Any]], tuple[Any, ...]] = lambda choice, variant: ()
+    """What the number depends on too: configs with other sizes are of another class."""
+
+    def label(self, choice: Choice, variant: dict[str, Any]) -> str:
+        return " ".join(map(str, (self.name, *self.sizes(choice, variant))))
 
 
 def has_eps(workload: Any) -> bool:
@@ -68,6 +73,8 @@ def has_eps(workload: Any) -> bool:
     return getattr(workload, "form", "deepseek") == "deepseek" and getattr(workload, "eps", 0.0) > 0
 
 
+RUNNING = frozenset({"sinkhorn_large_first", "sinkhorn_large_wide_first", "sinkhorn_large_wide_logs"})
+"""Kernels that find the largest term of a sum while they add it up, before there are potentials."""
 CLASSES = (
     Class(
         "pairs",
@@ -84,10 +91,16 @@ CLASSES = (
         lambda w, c, v: bool(v.get("lean")) and has_eps(w),
         "u is computed again without its term in eps^2",
     ),
+    Class(
+        "blocks",
+        lambda w, c, v: c.kernel in RUNNING,
+        "a sum is scaled anew when a block has a larger term, and e^a e^b is not e^(a + b)",
+        lambda c, v: (dict(c.config)["block_sizes"][0], *(v[k] for k in v if k == "rows")),
+    ),
 )
 
 
 def classes_of(workload: Any, choice: Choice) -> list[str]:
     """The classes of a launch."""
     variant = dict(choice.variant)
-    return [c.name for c in CLASSES if c.holds(workload, choice, variant)]
+    return [c.label(choice, variant) for c in CLASSES if c.holds(workload, choice, variant)]

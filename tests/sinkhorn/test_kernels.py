@@ -331,6 +331,17 @@ def test_history_in_slices_of_the_batch(monkeypatch):
     assert ratios["dX"] <= 1, ratios
 
 
+@pytest.mark.parametrize(("n", "form"), [(4, "deepseek"), (8, "deepseek"), (4, "log"), (7, "deepseek")])
+def test_every_candidate_divides_one_iteration(n, form):
+    """The deepseek form has no step then; a candidate with segments of none once divided by zero."""
+    call = SinkhornCall(form == "deepseek", 1, "float32", n, n, 1)
+    of_space = candidates(KERNELS["sinkhorn_backward"], call, DEVICES["h200"])
+    assert of_space
+    for choice in of_space:
+        length, head, tail = launch.segments(call, dict(choice.variant)["length"])
+        assert (length > 0, head, tail) == (True, 0, 0)
+
+
 @pytest.mark.parametrize(("iters", "is_kept"), [(20, True), (10_000, False)])
 def test_many_iterations_keep_no_history_for_every_persistent_block(iters, is_kept):
     """A config tuned for 20 iterations is used for any number; one matrix once had 3.9 GB of scratch."""

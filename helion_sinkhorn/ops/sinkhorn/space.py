@@ -242,6 +242,8 @@ def forward_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
 def backward_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
     plain = {"paired": (False,), "pivoted": (False,), "ordered": (False,), "lean": (False,)}
     lengths = tuple(length for length in (4, 5) if length < call.steps)
+    # one iteration of the deepseek form is its first, which has no step
+    whole = max(call.steps, 1)
     # under Triton 3.9 sums in order save 9 % of the instructions of 4 x 4 and 18 % of 8 x 8
     # (`iteration.total`), and none of shorter lines, whose entries would change threads under 3.6, which no
     # candidate may.  AMD's packed multiply-adds need a tree
@@ -257,12 +259,12 @@ def backward_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
                 # segment of 7 fits
                 grid["lean"] = False, True
                 grid["length"] = tuple(length for length in (4, 5, 7) if length < call.steps)
-        return (*grids, *threads_space(call, device, ((4, 4), (2, 4)), length=(min(5, call.steps),), **plain))
+        return (*grids, *threads_space(call, device, ((4, 4), (2, 4)), length=(min(5, whole),), **plain))
     variants = {"paired": pairing(call), "pivoted": pivoting(call), "ordered": orders}
     replayed = whole_space(
         call, device, **variants, lean=(False,), length=tuple(k for k in (7,) if k < call.steps)
     )
-    kept = whole_space(call, device, **variants, lean=(True,), length=(call.steps,))
+    kept = whole_space(call, device, **variants, lean=(True,), length=(whole,))
     kept["config"] += scheduled((over_threads(call, device, call.n, call.m, 4),), *capped(device))[1:]
     grids = [replayed, kept]
     if True in orders and triton_version() < (3, 9):
@@ -270,7 +272,7 @@ def backward_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
         # so that a matrix would have other bits in another batch (measured with 4 x 4 on sm_90)
         apart = {"paired": (False,)}, {"paired": pairing(call)[1:], "ordered": (False,)}
         grids = [{**grid, **only} for grid in grids for only in apart]
-    few = threads_space(call, device, ((2, 4), (4, 2), (2, 2)), length=(call.steps,), **plain)
+    few = threads_space(call, device, ((2, 4), (4, 2), (2, 2)), length=(whole,), **plain)
     return (*grids, *few)
 
 

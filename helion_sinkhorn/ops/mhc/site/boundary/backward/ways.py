@@ -24,8 +24,8 @@ from helion_sinkhorn.runtime.wanted import Some
 SECOND_FROM = 7168
 """Columns from which a first pass and then one over everything is faster than the parts.
 
-H200, us of 8192 tokens of V4 and V4.1 with a norm: 4 x 4096 columns 852 and 848, in parts 797 and 793;
-4 x 7168 1378 and 1372, in parts 1574 and 1571.
+H200, us of 8192 tokens of V4 and V4.1 with a norm: 4 x 4096 columns 834 and 832, in parts 777 and 778;
+4 x 7168 1364 and 1367, in parts 1380 and 1375.
 """
 LARGEST = 1 << 62
 """A batch larger than every tuned one, for which the look-up finds the config of the largest."""
