@@ -16,7 +16,7 @@ from ci.emulator.registers import (
     source,
     write,
     write_mask,
-    write_scalar,  # fmt: skip
+    write_scalar,
 )
 from ci.emulator.text import Instruction
 from ci.emulator.vector import MODIFIERS, Action, Builder, stored, understood
