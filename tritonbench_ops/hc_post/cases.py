@@ -54,10 +54,7 @@ def in_float32(f, x, post, comb) -> torch.Tensor:
     return reference.hc_post(f.float(), x.float(), post.float(), comb.float()).to(x.dtype)
 
 
-BACKENDS: Backends = {
-    **of_pytorch(in_float32),
-    "helion_hc_post": lambda: hc_post,
-}
+BACKENDS: Backends = {**of_pytorch(in_float32), "helion_hc_post": lambda: hc_post}
 UNJUDGED = (BASELINE, INDUCTOR)
 """Those that need not keep the budget."""
 

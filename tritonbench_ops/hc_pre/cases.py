@@ -51,10 +51,7 @@ def in_float32(x: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
     return reference.hc_pre(x.float(), pre.float()).to(x.dtype)
 
 
-BACKENDS: Backends = {
-    **of_pytorch(in_float32),
-    "helion_hc_pre": lambda: hc_pre,
-}
+BACKENDS: Backends = {**of_pytorch(in_float32), "helion_hc_pre": lambda: hc_pre}
 UNJUDGED = (BASELINE, INDUCTOR)
 """Those that need not keep the budget."""
 

@@ -58,10 +58,7 @@ def in_float32(mixes, scale, base, *arguments, **options):
     return reference.hc_split_sinkhorn(mixes.float(), scale.float(), base.float(), *arguments, **options)
 
 
-BACKENDS: Backends = {
-    **of_pytorch(in_float32),
-    "helion_hc_split_sinkhorn": lambda: hc_split_sinkhorn,
-}
+BACKENDS: Backends = {**of_pytorch(in_float32), "helion_hc_split_sinkhorn": lambda: hc_split_sinkhorn}
 UNJUDGED = (BASELINE, INDUCTOR)
 """Those that need not keep the budget: their gates' gradient takes 1 - sigmoid(a)."""
 

@@ -49,10 +49,7 @@ def in_float32(update: torch.Tensor) -> torch.Tensor:
     return reference.sinkhorn_balance(update.float()).to(update.dtype)
 
 
-BACKENDS: Backends = {
-    **of_pytorch(in_float32),
-    "helion_sinkhorn_balance": lambda: sinkhorn_balance,
-}
+BACKENDS: Backends = {**of_pytorch(in_float32), "helion_sinkhorn_balance": lambda: sinkhorn_balance}
 UNJUDGED = (BASELINE, INDUCTOR)
 """Those that need not keep the budget."""
 
