@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from typing import Any
 
 from griffe import Extension
@@ -25,14 +26,8 @@ def presented(docstring: str) -> str:
     parts = INDENTED.split(text[:end])
     # every other part is an indented one
     parts[::2] = [PAGE.sub(r"[\1](\1)", part) for part in parts[::2]]
-    parts[1::2] = [f"\n```text\n{dedented(part)}\n```\n" for part in parts[1::2]]
+    parts[1::2] = [f"\n```text\n{textwrap.dedent(part).rstrip()}\n```\n" for part in parts[1::2]]
     return "".join(parts) + PAGE.sub(r"[\1](\1)", text[end:])
-
-
-def dedented(block: str) -> str:
-    lines = block.rstrip().splitlines()
-    least = min(len(line) - len(line.lstrip()) for line in lines)
-    return "\n".join(line[least:] for line in lines)
 
 
 class Docstrings(Extension):

@@ -63,7 +63,7 @@ def lacks(root: Path, op: str) -> list[str]:
     bench = TRITONBENCH.get(op, op)
     found += [
         f"tritonbench_ops/{bench}/{room}.py"
-        for room in ("arguments", "cases", "operator")
+        for room in ("cases", "operator")
         if room not in modules(root / "tritonbench_ops" / bench)
     ]
     own = modules(root / "tests" / op)

@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
+from helion_sinkhorn.lab.rounding import SIGMAS
+
+Results = Mapping[str, torch.Tensor]
+
 
 def pieces(rows: int, entries: int, of_a_row: int) -> Iterator[slice]:
     """Slices of so many rows that one has about this many entries."""
@@ -49,3 +53,28 @@ def largest_of_tokens(
         truth, budgets = exact(*piece), error_budget(*piece)
         shares += [largest_share(t[None, at], truth[name], budgets[name]) for name, t in found.items()]
     return max(shares)
+
+
+class Sums:
+    """Results that are sums over tokens, each piece of which adds a part to their values and their errors."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+
+    def add(self, name: str, *part: torch.Tensor) -> None:
+        """A part's value, the sum of the squares of its terms, and the variance that the terms bring."""
+        before = self.parts.get(name, (0.0, 0.0, 0.0))
+        self.parts[name] = tuple(a + b for a, b in zip(before, part, strict=True))
+
+    def shares(
+        self, results: Results, of_additions: Callable[[str, torch.Tensor, torch.Tensor], torch.Tensor]
+    ) -> Iterator[float]:
+        """The largest share of each result that is there.
+
+        Args:
+            of_additions: (name, value, squares) -> the variance that the additions of all terms bring.
+        """
+        for name, (value, squares, variance) in self.parts.items():
+            if name in results:
+                variance = variance + of_additions(name, value, squares)
+                yield largest_share(results[name], value, SIGMAS * variance.sqrt())

@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-DRIVEN = {
-    "dot_compress": "helion_dot_compress",
-    "hc_mixes": "helion_hc_mixes",
-    "hc_post": "helion_hc_post",
-    "hc_pre": "helion_hc_pre",
-    "hc_site": "helion_hc_site",
-    "hc_split_sinkhorn": "helion_hc_split_sinkhorn",
-    "recurrent_linear_attention": "helion_recurrent",
-    "sinkhorn": "helion_sinkhorn",
-}
-"""Operator -> the backend of it that the driver times."""
+from tritonbench_ops.flags import NAMES
+
+DRIVEN = {name: f"helion_{name}" for name in NAMES if name != "sinkhorn_balance"}
+DRIVEN["recurrent_linear_attention"] = "helion_recurrent"
+"""Operator -> the backend of it that the driver times, forward and backward."""
 
 
 def __getattr__(name: str) -> Callable[..., Callable[[], Any]]:

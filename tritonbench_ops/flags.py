@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import importlib
+import functools
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.command import size
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     import torch
 
 Workload = TypeVar("Workload")
-NAMES = (
-    "dot_compress", "hc_mixes", "hc_post", "hc_pre", "hc_site", "hc_split_sinkhorn",
-    "recurrent_linear_attention", "sinkhorn", "sinkhorn_balance",
-)  # fmt: skip
 STARTED_BY = "TRITONBENCH_OPS_STARTED_BY"
 """A variable with the id of the process that runs operators in turn, each in a process that ends with it."""
 MODES = ("fwd", "bwd", "fwd_bwd", "fwd_no_grad")
@@ -33,40 +29,103 @@ OLDEST = "--rtol"
 """A flag of run.py since 14 August 2025, the oldest tritonbench that the operators run in."""
 
 
-def parser(operator: str, sizes: Mapping[str, str]) -> argparse.ArgumentParser:
-    """A parser with a flag for each size; sizes: name -> what it counts."""
-    made = argparse.ArgumentParser(f"--op {operator}", allow_abbrev=False)
-    for name, what in sizes.items():
-        made.add_argument(
-            f"--{name.replace('_', '-')}", type=size, help=f"{what}; default: as in the bench workloads"
+GATES = ("g", "g_gamma", "gk", "gv")
+FORMS, FIRSTS = ("deepseek", "log"), ("rows", "cols")
+
+
+def gates(text: str) -> str:
+    """Names of GATES with spaces between, for argparse."""
+    if unknown := set(text.split()) - set(GATES):
+        raise argparse.ArgumentTypeError(
+            f"names {', '.join(sorted(unknown))}; pass some of {' '.join(GATES)}"
         )
+    return text
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The flags of an operator, which tritonbench hands on."""
+
+    fields: Mapping[str, tuple[str, str]]
+    """Flag -> the field of a workload that it replaces, and what it says."""
+    on_a_cpu: str
+    """Sizes where there is no GPU and none of these flags was given."""
+    types: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
+    """How flags that are no sizes are read."""
+    others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Flags that replace no field -> what argparse takes."""
+
+
+OF_TOKENS = {"tokens": ("batch", "T"), "streams": ("n", "n"), "hidden": ("c", "C")}
+FEW_TOKENS = "--tokens 64 --hidden 1024"
+OPERATORS = {
+    "dot_compress": Flags(
+        {"batch": ("batch", "elements"), "m": ("m", "rows of x and y"), "d": ("d", "columns of x"),
+         "k": ("k", "columns of y")},
+        "--batch 2", others={"with_z": {"action": "store_true", "help": "add z to the intermediate"}},
+    ),
+    "hc_mixes": Flags({**OF_TOKENS, "rows": ("m", "M, of fn")}, FEW_TOKENS),
+    "hc_post": Flags(OF_TOKENS, FEW_TOKENS),
+    "hc_pre": Flags(OF_TOKENS, FEW_TOKENS),
+    "hc_site": Flags(OF_TOKENS, FEW_TOKENS),
+    "hc_split_sinkhorn": Flags(
+        {"tokens": ("batch", "rows of mixes"), "streams": ("n", "n"), "n_iters": ("n_iters", "of Sinkhorn")},
+        "--tokens 1024",
+    ),
+    "recurrent_linear_attention": Flags(
+        {"batch": ("sequences", "sequences"), "steps": ("steps", "T"), "heads": ("heads", "H"),
+         "dk": ("dk", "columns of q and k"), "dv": ("dv", "columns of v"),
+         "gates": ("gates", 'of "g g_gamma gk gv", with spaces between')},
+        "--batch 1 --steps 16 --heads 2", {"gates": gates},
+    ),
+    "sinkhorn": Flags(
+        {"n": ("n", "rows and columns"), "n_iters": ("n_iters", "T"), "batch": ("batch", "matrices")},
+        "--n 4 --batch 4096",
+        others={"form": {"choices": FORMS, "default": FORMS[0], "help": "definition (README); %(default)s"},
+                "first": {"choices": FIRSTS, "default": FIRSTS[0], "help": "normalised first; %(default)s"}},
+    ),
+    "sinkhorn_balance": Flags(
+        {"rows": ("batch", "rows of a matrix"), "columns": ("n", "columns")}, "--rows 256 --columns 128"
+    ),
+}  # fmt: skip
+NAMES = tuple(OPERATORS)
+
+
+@functools.cache
+def parser(operator: str) -> argparse.ArgumentParser:
+    """The parser of an operator's flags."""
+    made, flags = argparse.ArgumentParser(f"--op {operator}", allow_abbrev=False), OPERATORS[operator]
+    for name, (_, said) in flags.fields.items():
+        made.add_argument(
+            spelled(name),
+            type=flags.types.get(name, size),
+            help=f"{said}; default: as in the bench workloads",
+        )
+    for name, options in flags.others.items():
+        made.add_argument(spelled(name), **options)
     return made
 
 
+def spelled(name: str) -> str:
+    """A flag as it is written."""
+    return f"--{name.replace('_', '-')}"
+
+
 def bench(
-    kind: type[Workload],
-    fields: Mapping[str, str],
-    options: argparse.Namespace,
-    dtype: torch.dtype,
-    **others: Any,
+    operator: str, kind: type[Workload], options: argparse.Namespace, dtype: torch.dtype, **others: Any
 ) -> list[Workload]:
-    """The bench workloads of an operator in this dtype, with the sizes that were given, each once.
+    """The bench workloads of an operator in this dtype as the options change them, each once.
 
     Args:
         kind: the type of its workloads.
-        fields: flag -> the field of a workload that it replaces.
         others: fields that are the same for all.
     """
     from helion_sinkhorn.lab.workloads import tagged
 
-    named = {field: v for flag, field in fields.items() if (v := getattr(options, flag)) is not None}
+    fields = {flag: name for flag, (name, _) in OPERATORS[operator].fields.items()}
+    named = {name: v for flag, name in fields.items() if (v := getattr(options, flag)) is not None}
     rows = [dataclasses.replace(row, **named, **others, dtype=dtype) for row in tagged("bench", kind)]
-    return list({tuple(getattr(row, field) for field in fields.values()): row for row in rows}.values())
-
-
-def arguments_of(name: str) -> ModuleType:
-    """The module with the flags of an operator."""
-    return importlib.import_module(f"tritonbench_ops.{name}.arguments")
+    return list({tuple(getattr(row, name) for name in fields.values()): row for row in rows}.values())
 
 
 def checkout() -> Path:
@@ -114,7 +173,7 @@ def checked(arguments: Sequence[str]) -> list[str]:
             )
     known = {"--help", *TIME_FLAGS, *flags_of(folder)}
     for name in set(found) & set(NAMES):
-        own = arguments_of(name).PARSER
+        own = parser(name)
         _, left = own.parse_known_args([word for word in rest if word not in ("-h", "--help")])
         refuse_unknown(own, left, known)
     return found

@@ -7,6 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 BASELINE, INDUCTOR = "eager", "torch_compile"
+Backends = dict[str, Callable[[], Callable[..., Any]]]
+"""Name -> what builds the function, which takes the leaves of an input and, where an operator has them, the
+options of a workload.
+"""
 
 
 def compiled(function: Callable[..., Any], mode: str | None = None) -> Callable[..., Any]:
@@ -17,6 +21,6 @@ def compiled(function: Callable[..., Any], mode: str | None = None) -> Callable[
     return torch.compile(function, dynamic=False, mode=mode)
 
 
-def of_pytorch(function: Callable[..., Any]) -> dict[str, Callable[[], Callable[..., Any]]]:
+def of_pytorch(function: Callable[..., Any]) -> Backends:
     """BASELINE and INDUCTOR, each with what builds its function."""
     return {BASELINE: lambda: function, INDUCTOR: functools.partial(compiled, function)}

@@ -382,7 +382,11 @@ class JudgedByLeaves(Judged):
     """An operator whose input is its tensors, None for those left out, and last the upstream gradients."""
 
     parts: ModuleType
-    """Its module `cases`."""
+    """Its module `cases`.  `inputs` of a case are LEAVES leaves, and the upstream gradients; UNJUDGED are
+    backends that need not keep the budget.  `share_of_budget` takes these inputs, what forward returned and
+    the gradients, None for what the mode does not compute; it tests each entry against a budget of its own,
+    on the device of the tensors.
+    """
     DEFAULT_PRECISION = "bf16"
     with_options: ClassVar[bool] = False
     """Whether backends take the options of a workload."""

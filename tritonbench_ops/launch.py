@@ -61,9 +61,9 @@ def sizes_on_a_cpu(names: Sequence[str], arguments: Iterable[str]) -> Sequence[s
     """The sizes of an operator that a CPU finishes soon; none where one is named."""
     if not set(names) <= set(flags.NAMES) or len(names) != 1:
         return ()
-    own = flags.arguments_of(names[0])
-    named = {word.partition("=")[0] for word in arguments} & own.PARSER._option_string_actions.keys()
-    return () if named else own.ON_A_CPU
+    known = flags.parser(names[0])._option_string_actions.keys()
+    named = {word.partition("=")[0] for word in arguments} & known
+    return () if named else flags.OPERATORS[names[0]].on_a_cpu.split()
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -114,9 +114,7 @@ def above(exact: Array) -> Array:
 
 
 def below(exact: Array) -> Array:
-    near = nearest(exact)
-    down = np.where(near > 0, -1, 1)
-    return np.where(near.astype(np.float64) > exact, step(near, down), near)
+    return -above(-exact)
 
 
 def scattered(exact: Array) -> Array:

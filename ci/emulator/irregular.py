@@ -8,16 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ci.emulator import lanes
-from ci.emulator.registers import (
-    TYPES,
-    Operand,
-    Waves,
-    bits_of,
-    source,
-    write,
-    write_mask,
-    write_scalar,  # fmt: skip
-)
+from ci.emulator.registers import TYPES, Operand, Waves, bits_of, source, write, write_mask, write_scalar
 from ci.emulator.text import Instruction
 from ci.emulator.vector import MODIFIERS, Action, Builder, stored, understood
 

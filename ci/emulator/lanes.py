@@ -22,6 +22,26 @@ SELECT = {
 # -------------------------------------------------------------------------------------------------- DPP
 
 
+LANE = np.arange(64)
+PLACE = LANE % ROW
+EVERYWHERE = np.ones(64, bool)
+CONTROLS: dict[str, Callable[[int], tuple[Array, Array]]] = {
+    "row_shl": lambda k: (np.minimum(LANE + k, 63), PLACE + k < ROW),
+    "row_shr": lambda k: (np.maximum(LANE - k, 0), k <= PLACE),
+    "row_ror": lambda k: (LANE - PLACE + (PLACE - k) % ROW, EVERYWHERE),
+    "row_mirror": lambda k: (LANE - PLACE + ROW - 1 - PLACE, EVERYWHERE),
+    "row_half_mirror": lambda k: (LANE - LANE % 8 + 7 - LANE % 8, EVERYWHERE),
+    "row_newbcast": lambda k: (LANE - PLACE + k, EVERYWHERE),
+    "row_bcast:15": lambda k: (np.maximum(LANE - PLACE - 1, 0), LANE >= ROW),
+    "row_bcast:31": lambda k: (np.full(64, 31), LANE >= 32),
+    "wave_shr": lambda k: (np.maximum(LANE - 1, 0), LANE > 0),
+    "wave_shl": lambda k: (np.minimum(LANE + 1, 63), LANE < 63),
+    "wave_ror": lambda k: ((LANE - 1) % 64, EVERYWHERE),
+    "wave_rol": lambda k: ((LANE + 1) % 64, EVERYWHERE),
+}
+"""Amount -> (lane read, whether it is in reach) of each lane."""
+
+
 @cache
 def pattern(control: str, value: str) -> tuple[Array, Array]:
     """(lane read, whether it is in reach) of each lane.
@@ -29,38 +49,13 @@ def pattern(control: str, value: str) -> tuple[Array, Array]:
     Raises:
         ValueError: no such control on gfx9.
     """
-    lane = np.arange(64)
-    row, place = lane // ROW, lane % ROW
-    amount = int(value) if value.isdigit() else 0
-    everywhere = np.ones(64, bool)
     if control == "quad_perm":
         order = np.array([int(k) for k in value.strip("[]").split(",")])
-        return lane - lane % 4 + order[lane % 4], everywhere
-    if control == "row_shl":
-        return np.minimum(lane + amount, 63), place + amount < ROW
-    if control == "row_shr":
-        return np.maximum(lane - amount, 0), place >= amount
-    if control == "row_ror":
-        return row * ROW + (place - amount) % ROW, everywhere
-    if control == "row_mirror":
-        return row * ROW + ROW - 1 - place, everywhere
-    if control == "row_half_mirror":
-        return lane - lane % 8 + 7 - lane % 8, everywhere
-    if control == "row_newbcast":
-        return row * ROW + amount, everywhere
-    if control == "row_bcast" and amount == 15:
-        return np.maximum(row * ROW - 1, 0), row > 0
-    if control == "row_bcast" and amount == 31:
-        return np.full(64, 31), lane >= 32
-    if control == "wave_shr":
-        return np.maximum(lane - 1, 0), lane > 0
-    if control == "wave_shl":
-        return np.minimum(lane + 1, 63), lane < 63
-    if control == "wave_ror":
-        return (lane - 1) % 64, everywhere
-    if control == "wave_rol":
-        return (lane + 1) % 64, everywhere
-    raise ValueError(f"DPP control {control}:{value} is not one of gfx9")
+        return LANE - LANE % 4 + order[LANE % 4], EVERYWHERE
+    found = CONTROLS.get(control) or CONTROLS.get(f"{control}:{value}")
+    if found is None:
+        raise ValueError(f"DPP control {control}:{value} is not one of gfx9")
+    return found(int(value) if value.isdigit() else 0)
 
 
 NOT_CONTROLS = {"encoding", "row_mask", "bank_mask", "bound_ctrl", "clamp", "neg", "abs", "fi"}
@@ -91,8 +86,7 @@ def dpp_written(modifiers: Mapping[str, str]) -> Callable | None:
     """The lanes that a DPP instruction writes, apart from EXEC; None for all."""
     lane, reach = control_of(modifiers)
     rows, banks = (int(modifiers.get(k, "0xf"), 0) for k in ("row_mask", "bank_mask"))
-    here = np.arange(64)
-    masked = ((rows >> (here // ROW)) & 1 == 1) & ((banks >> (here % ROW // BANK)) & 1 == 1)
+    masked = ((rows >> (LANE // ROW)) & 1 == 1) & ((banks >> (PLACE // BANK)) & 1 == 1)
     if "bound_ctrl" in modifiers:
         return None if masked.all() else lambda w: np.broadcast_to(masked, w.active.shape)
     return lambda w: masked & reach & w.active[:, lane]

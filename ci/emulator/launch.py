@@ -253,9 +253,7 @@ class Place(NamedTuple):
 
 def regions_of(tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """The bytes that views cover, and no others of their storages; views that overlap share a region."""
-    spans = sorted(
-        (t.data_ptr(), t.data_ptr() + span(t) * t.element_size(), k) for k, t in enumerate(tensors)
-    )
+    spans = sorted((*ends(t), k) for k, t in enumerate(tensors))
     joined: list[list[int]] = []
     for begin, end, k in spans:
         if joined and (begin < joined[-1][1] or [begin, end] == joined[-1][:2]):

@@ -9,7 +9,7 @@ import numpy as np
 
 from ci.emulator import arithmetic as fp
 from ci.emulator import integers
-from ci.emulator.registers import Operand, Waves, bits_of, constant, half_of, sixteen, write
+from ci.emulator.registers import Operand, Waves, bits_of, constant, floating, half_of, sixteen, write
 from ci.emulator.text import Instruction
 from ci.emulator.vector import Action, Builder, maximum3, minimum3, understood
 
@@ -121,26 +121,10 @@ def moved(ins: Instruction, operands: list[Operand]) -> Action:
 
 def mixed_source(ins: Instruction, of: Operand, position: int) -> Callable[[Waves], Array]:
     """float32, or where op_sel_hi is 1 the half of a register that op_sel names, as float16."""
-    narrow = half_of(ins, "op_sel_hi", position, 0)
-    if of.kind == "c":
-        bits = np.array([[constant(of.text, "h" if narrow else "f")]], np.uint32)
-
-        def read(w: Waves) -> Array:
-            return bits
-    else:
-        read = bits_of(of, "f")
-    shift = np.uint32(16 * half_of(ins, "op_sel", position, 0))
-
-    def value(w: Waves) -> Array:
-        found = read(w)
-        if narrow:
-            found = (found >> shift).astype(np.uint16).view(np.float16).astype(np.float32)
-        else:
-            found = found.view(np.float32)
-        found = np.abs(found) if of.absolute else found
-        return -found if of.negative else found
-
-    return value
+    if not half_of(ins, "op_sel_hi", position):
+        return floating(bits_of(of, "f"), of)
+    half = sixteen(bits_of(of, "h"), "h", half_of(ins, "op_sel", position), of)
+    return lambda w: half(w).astype(np.float32)
 
 
 def mixed(ins: Instruction, operands: list[Operand]) -> Action:

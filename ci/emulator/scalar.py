@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ci.emulator import integers
 from ci.emulator.registers import EXEC, Operand, Waves, constant, wide, write_scalar
 from ci.emulator.text import Instruction
 
@@ -73,9 +74,9 @@ def made_mask(size: Array, first: Array) -> Array:
     return ((U64(1) << (size & U32(31)).astype(U64)) - U64(1)).astype(U32) << (first & U32(31))
 
 
-def reversed_bits(a: Array) -> Array:
-    bits = np.unpackbits(np.ascontiguousarray(a)[:, None].view(np.uint8), axis=-1, bitorder="little")
-    return np.packbits(bits[:, ::-1], axis=-1, bitorder="little").view(U32)[:, 0]
+def binary(a: Array) -> Array:
+    """(waves, bits), the lowest bit first."""
+    return np.unpackbits(np.ascontiguousarray(a)[:, None].view(np.uint8), axis=-1, bitorder="little")
 
 
 def shifted(amount: int) -> Callable[[Array, Array], Array]:
@@ -87,19 +88,22 @@ def shift_carry(amount: int) -> Callable[..., Array]:
 
 
 def counted(a: Array) -> Array:
-    return np.unpackbits(np.ascontiguousarray(a)[:, None].view(np.uint8), axis=-1).sum(-1).astype(U32)
+    return binary(a).sum(-1).astype(U32)
+
+
+def first_of(bits: Array) -> Array:
+    """The place of the first 1, or -1."""
+    return np.where(bits.any(-1), bits.argmax(-1), -1).astype(I32).view(U32)
 
 
 def first_set(a: Array) -> Array:
     """s_ff1_i32: the lowest bit that is 1, or -1."""
-    bits = np.unpackbits(np.ascontiguousarray(a)[:, None].view(np.uint8), axis=-1, bitorder="little")
-    return np.where(bits.any(-1), bits.argmax(-1), -1).astype(I32).view(U32)
+    return first_of(binary(a))
 
 
 def leading_zeros(a: Array) -> Array:
     """s_flbit_i32_b32: zeros before the highest 1, or -1."""
-    bits = np.unpackbits(np.ascontiguousarray(a)[:, None].view(np.uint8), axis=-1, bitorder="little")[:, ::-1]
-    return np.where(bits.any(-1), bits.argmax(-1), -1).astype(I32).view(U32)
+    return first_of(binary(a)[:, ::-1])
 
 
 Row = tuple[str, Callable[..., Array], Callable[..., Array] | None]
@@ -118,7 +122,7 @@ ROWS: dict[str, Row] = {
     "s_mov_b64": ("U", lambda a: a, None),
     "s_not_b32": ("u", op.invert, nonzero),
     "s_not_b64": ("U", op.invert, nonzero),
-    "s_brev_b32": ("u", reversed_bits, None),
+    "s_brev_b32": ("u", integers.reversed_bits, None),
     "s_sext_i32_i16": ("i", lambda a: (a << 16) >> 16, None),
     "s_sext_i32_i8": ("i", lambda a: (a << 24) >> 24, None),
     "s_abs_i32": ("i", np.abs, nonzero),
@@ -132,8 +136,8 @@ ROWS: dict[str, Row] = {
     "s_add_u32": ("uu", op.add, carry_out),
     "s_sub_u32": ("uu", op.sub, borrow_out),
     "s_mul_i32": ("ii", op.mul, None),
-    "s_mul_hi_u32": ("uu", lambda a, b: ((a.astype(U64) * b) >> U64(32)).astype(U32), None),
-    "s_mul_hi_i32": ("ii", lambda a, b: ((a.astype(I64) * b) >> 32).astype(I32), None),
+    "s_mul_hi_u32": ("uu", integers.high_product, None),
+    "s_mul_hi_i32": ("ii", integers.signed_high_product, None),
     "s_lshl_b32": ("uu", lambda a, b: a << (b & SHIFT32), nonzero),
     "s_lshr_b32": ("uu", lambda a, b: a >> (b & SHIFT32), nonzero),
     "s_ashr_i32": ("iu", lambda a, b: a >> (b & SHIFT32).astype(I32), nonzero),

@@ -10,13 +10,7 @@ import numpy as np
 from ci.emulator import arithmetic as fp
 from ci.emulator import integers as bits
 from ci.emulator import lanes
-from ci.emulator.registers import (
-    Operand,
-    Waves,
-    bits32,
-    source,
-    write,  # fmt: skip
-)
+from ci.emulator.registers import Operand, Waves, bits32, source, write
 from ci.emulator.text import Instruction
 
 Array = np.ndarray
@@ -25,22 +19,11 @@ U32, U64 = np.uint32, np.uint64
 LOW5, LOW6 = U32(31), U64(63)
 
 
-def max3(a: Array, b: Array, c: Array) -> Array:
-    return fp.maximum_number(fp.maximum_number(a, b), c)
+def of_three(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array, Array], Array]:
+    return lambda a, b, c: function(function(a, b), c)
 
 
-def min3(a: Array, b: Array, c: Array) -> Array:
-    return fp.minimum_number(fp.minimum_number(a, b), c)
-
-
-def maximum3(a: Array, b: Array, c: Array) -> Array:
-    return fp.maximum(fp.maximum(a, b), c)
-
-
-def minimum3(a: Array, b: Array, c: Array) -> Array:
-    return fp.minimum(fp.minimum(a, b), c)
-
-
+maximum3, minimum3 = of_three(fp.maximum), of_three(fp.minimum)
 Row = tuple[str, str, Callable[..., Array]]
 SIMPLE: dict[str, Row] = {
     "v_mov_b32": ("u", "b", lambda a: a),
@@ -90,9 +73,9 @@ SIMPLE: dict[str, Row] = {
     "v_max_u32": ("u", "uu", np.maximum),
     "v_min_i32": ("i", "ii", np.minimum),
     "v_max_i32": ("i", "ii", np.maximum),
-    "v_min3_u32": ("u", "uuu", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
-    "v_max3_i32": ("i", "iii", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
-    "v_min3_i32": ("i", "iii", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
+    "v_min3_u32": ("u", "uuu", of_three(np.minimum)),
+    "v_max3_i32": ("i", "iii", of_three(np.maximum)),
+    "v_min3_i32": ("i", "iii", of_three(np.minimum)),
     "v_med3_i32": ("i", "iii", bits.median),
     "v_med3_u32": ("u", "uuu", bits.median),
     "v_add_f32": ("f", "ff", op.add),
@@ -101,8 +84,8 @@ SIMPLE: dict[str, Row] = {
     "v_mul_f32": ("f", "ff", op.mul),
     "v_max_f32": ("f", "ff", fp.maximum_number),
     "v_min_f32": ("f", "ff", fp.minimum_number),
-    "v_max3_f32": ("f", "fff", max3),
-    "v_min3_f32": ("f", "fff", min3),
+    "v_max3_f32": ("f", "fff", of_three(fp.maximum_number)),
+    "v_min3_f32": ("f", "fff", of_three(fp.minimum_number)),
     "v_maximum3_f32": ("f", "fff", maximum3),
     "v_minimum3_f32": ("f", "fff", minimum3),
     "v_max_f16": ("h", "hh", fp.maximum_number),

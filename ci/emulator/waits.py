@@ -46,9 +46,6 @@ class Waits:
             dict(self.issued), dict(self.done), dict(self.pending), self.last_constant, self.last_lds_write
         )
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Waits) and vars(self) == vars(other)
-
     def use(self, ins: Instruction, effects: Effects, touched: tuple[int, ...]) -> None:
         """An instruction issues.
 

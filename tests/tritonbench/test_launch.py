@@ -13,7 +13,6 @@ from planted import ROOT, STUB, statuses, under
 from helion_sinkhorn.ops.sinkhorn import api
 from tritonbench_ops import flags, launch
 from tritonbench_ops import verdict as gate
-from tritonbench_ops.sinkhorn import arguments
 
 SMALL = "--op sinkhorn --device cpu --batch 50 --n 4 --n-iters 3 --warmup 1 --rep 1"
 PATH = os.pathsep.join([str(STUB), str(ROOT)])
@@ -79,7 +78,7 @@ def test_an_absent_or_old_tritonbench_is_said_in_one_sentence(tmp_path, without_
 
 
 def test_the_forms_are_those_of_the_function():
-    assert (arguments.FORMS, arguments.FIRSTS) == (api.FORMS, api.FIRSTS)
+    assert (flags.FORMS, flags.FIRSTS) == (api.FORMS, api.FIRSTS)
 
 
 @pytest.mark.parametrize(("year", "chosen"), [("2025", "--input-id 99"), ("2026", "--input-id 1")])
@@ -127,7 +126,7 @@ def test_counting_inputs_draws_none():
 @pytest.mark.parametrize("name", flags.NAMES)
 def test_a_cpu_gets_sizes_that_it_finishes(name):
     words = launch.sizes_on_a_cpu([name], ["--op", name, "--mode", "bwd"])
-    own = flags.arguments_of(name).PARSER
+    own = flags.parser(name)
     assert own.parse_args(words) != own.parse_args([])
     assert launch.sizes_on_a_cpu([name], [f"{words[0]}=3"]) == ()
 

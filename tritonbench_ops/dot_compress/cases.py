@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,21 +15,20 @@ from helion_sinkhorn.lab.dot_compress import budget as testing_dot_compress
 from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
-from tritonbench_ops.dot_compress.arguments import PARSER, SIZES
-from tritonbench_ops.inductor import BASELINE, INDUCTOR, compiled, of_pytorch
+from tritonbench_ops.inductor import BASELINE, INDUCTOR, Backends, compiled, of_pytorch
 from tritonbench_ops.measure import of_mode
 
 REPORTED = 0.2, 0.01
 """atol and rtol of pytorch/helion#1661: a view, and no test, of the accuracy (docs/dev/dot_compress.md)."""
 Tensors = tuple[torch.Tensor, ...]
 
-parse = PARSER.parse_args
+parse = flags.parser("dot_compress").parse_args
 LEAVES = 3
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[DotWorkload]:
     """The bench workloads as `options` change them, each once."""
-    return flags.bench(DotWorkload, {name: name for name in SIZES}, options, dtype, has_z=options.with_z)
+    return flags.bench("dot_compress", DotWorkload, options, dtype, has_z=options.with_z)
 
 
 def inputs(case: DotWorkload, device: torch.device | str) -> tuple[torch.Tensor | None, ...]:
@@ -53,7 +52,7 @@ def operations(case: DotWorkload) -> float:
     return 4.0 * case.batch * case.m * case.d * case.k
 
 
-BACKENDS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
+BACKENDS: Backends = {
     **of_pytorch(reference.dot_compress),
     "torch_compile_max_autotune": functools.partial(
         compiled, reference.dot_compress, "max-autotune-no-cudagraphs"
@@ -103,7 +102,7 @@ def figures(
 def share_of_budget(
     inputs: Tensors, grad: torch.Tensor, out: torch.Tensor | None, gradients: Tensors | None
 ) -> float:
-    """The largest error of all entries, each in units of its own budget."""
+    """The largest error of out, dx, dy and dz."""
     return max(found.share for found in figures(inputs, grad, out, gradients).values())
 
 

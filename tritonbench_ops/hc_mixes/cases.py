@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from helion_sinkhorn import hc_mixes, reference
-from helion_sinkhorn.lab.mixes.budget import evaluated, sum_with_x, variance_of_norm
+from helion_sinkhorn.lab.mixes.budget import RESULTS, evaluated, sum_with_x, variance_of_norm
 from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
-from helion_sinkhorn.lab.rounding import SIGMAS
 from tritonbench_ops import flags
-from tritonbench_ops.bounds import largest_share, pieces
-from tritonbench_ops.hc_mixes.arguments import FIELDS, PARSER
-from tritonbench_ops.inductor import BASELINE, INDUCTOR, of_pytorch
+from tritonbench_ops.bounds import Sums, largest_share, pieces
+from tritonbench_ops.inductor import BASELINE, INDUCTOR, Backends, of_pytorch
 from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
 PIECE_ENTRIES = 1 << 24
 """Entries of x computed in float64 at a time."""
 
-parse = PARSER.parse_args
-cases = functools.partial(flags.bench, MixesWorkload, FIELDS)
-"""(options of `parse`, dtype) -> the bench workloads as the options change them, each once."""
-
-
+parse = flags.parser("hc_mixes").parse_args
+cases = functools.partial(flags.bench, "hc_mixes", MixesWorkload)
 LEAVES = 2
-"""Inputs that have gradients; the others are upstream gradients."""
 
 
 def inputs(case: MixesWorkload, device: torch.device | str) -> tuple[torch.Tensor, ...]:
@@ -62,12 +56,11 @@ def in_tf32(x, fn, precision="float32", **options):
     return hc_mixes(x, fn, precision="tf32", **options)
 
 
-BACKENDS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
+BACKENDS: Backends = {
     **of_pytorch(in_float32),
     "helion_hc_mixes": lambda: hc_mixes,
     "helion_hc_mixes_tf32": lambda: in_tf32,
 }
-"""name -> what builds the function; it takes x, fn and the options of a workload."""
 UNJUDGED = (BASELINE, INDUCTOR)
 """Those that need not keep the budget: PyTorch's products may be TF32."""
 TF32 = ("helion_hc_mixes_tf32",)
@@ -77,28 +70,25 @@ TF32 = ("helion_hc_mixes_tf32",)
 def share_of_budget(
     case: MixesWorkload, given: Tensors, mixes: torch.Tensor | None, gradients: Tensors | None
 ) -> float:
-    """The largest error of all entries, each in units of its own budget, computed where the tensors are.
-
-    Args:
-        given: of `inputs`.
-        mixes: or None where the mode has none.
-        gradients: dx and dfn, or None.
-    """
+    """The largest error of mixes, dx and dfn."""
     x, fn, dmixes = (t.detach() for t in given)
-    found = {"mixes": mixes} | dict(zip(("dx", "dfn"), gradients or (), strict=False))
+    found = dict(zip(RESULTS, (mixes, *(gradients or ())), strict=False))
     tokens = {name: t for name, t in found.items() if t is not None and name != "dfn"}
-    shares, dfn, squares = [0.0], 0.0, 0.0
+    shares, sums = [0.0], Sums()
     for at in pieces(len(x), PIECE_ENTRIES, case.columns):
         piece = evaluated(case, x[at][None], dmixes[at][None], fn[None], device=x.device)
         shares += [
             largest_share(t[at], piece[name].value[0], piece[name].budget[0]) for name, t in tokens.items()
         ]
-        dfn, squares = dfn + piece["dfn"].value[0], squares + squares_of_dfn(case, x[at], dmixes[at])
-    if "dfn" in found:
-        of_sum = sum_with_x(case, dfn, squares, len(x))
-        variance = of_sum.variance + variance_of_norm(case.columns) * squares
-        shares.append(largest_share(found["dfn"], dfn, SIGMAS * variance.sqrt()))
-    return max(shares)
+        sums.add("dfn", piece["dfn"].value[0], squares_of_dfn(case, x[at], dmixes[at]), 0.0)
+    return max([*shares, *sums.shares(found, lambda _, *terms: variance_of_dfn(case, *terms, len(x)))])
+
+
+def variance_of_dfn(
+    case: MixesWorkload, value: torch.Tensor, squares: torch.Tensor, tokens: int
+) -> torch.Tensor:
+    """The variance of a sum over so many tokens, from its value and the sum of the squares of its terms."""
+    return sum_with_x(case, value, squares, tokens).variance + variance_of_norm(case.columns) * squares
 
 
 def squares_of_dfn(case: MixesWorkload, x: torch.Tensor, dmixes: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -13,21 +13,16 @@ from helion_sinkhorn.lab.post.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.post.workloads import HcPostWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_of_tokens
-from tritonbench_ops.hc_post.arguments import FIELDS, PARSER
-from tritonbench_ops.inductor import BASELINE, INDUCTOR, of_pytorch
+from tritonbench_ops.inductor import BASELINE, INDUCTOR, Backends, of_pytorch
 from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
 PIECE_ENTRIES = 1 << 24
 """Entries of x computed in float64 at a time."""
 
-parse = PARSER.parse_args
-cases = functools.partial(flags.bench, HcPostWorkload, FIELDS)
-"""(options of `parse`, dtype) -> the bench workloads as the options change them, each once."""
-
-
+parse = flags.parser("hc_post").parse_args
+cases = functools.partial(flags.bench, "hc_post", HcPostWorkload)
 LEAVES = 4
-"""Inputs that have gradients; the others are upstream gradients."""
 
 
 def inputs(case: HcPostWorkload, device: torch.device | str) -> tuple[torch.Tensor, ...]:
@@ -59,11 +54,7 @@ def in_float32(f, x, post, comb) -> torch.Tensor:
     return reference.hc_post(f.float(), x.float(), post.float(), comb.float()).to(x.dtype)
 
 
-BACKENDS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
-    **of_pytorch(in_float32),
-    "helion_hc_post": lambda: hc_post,
-}
-"""name -> what builds the function; it takes f, x, post and comb."""
+BACKENDS: Backends = {**of_pytorch(in_float32), "helion_hc_post": lambda: hc_post}
 UNJUDGED = (BASELINE, INDUCTOR)
 """Those that need not keep the budget."""
 
@@ -71,12 +62,6 @@ UNJUDGED = (BASELINE, INDUCTOR)
 def share_of_budget(
     case: HcPostWorkload, given: Tensors, out: torch.Tensor | None, gradients: Tensors | None
 ) -> float:
-    """The largest error of all entries, each in units of its own budget, computed where the tensors are.
-
-    Args:
-        given: of `inputs`.
-        out: or None where the mode has none.
-        gradients: df, dx, dpost and dcomb, or None.
-    """
+    """The largest error of the new streams, df, dx, dpost and dcomb."""
     results = dict(zip(RESULTS, (out, *(gradients or ())), strict=False))
     return largest_of_tokens(given, results, exact, error_budget, PIECE_ENTRIES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -12,21 +12,16 @@ from helion_sinkhorn.lab.pre.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_of_tokens
-from tritonbench_ops.hc_pre.arguments import FIELDS, PARSER
-from tritonbench_ops.inductor import BASELINE, INDUCTOR, of_pytorch
+from tritonbench_ops.inductor import BASELINE, INDUCTOR, Backends, of_pytorch
 from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
 PIECE_ENTRIES = 1 << 24
 """Entries of x computed in float64 at a time."""
 
-parse = PARSER.parse_args
-cases = functools.partial(flags.bench, HcPreWorkload, FIELDS)
-"""(options of `parse`, dtype) -> the bench workloads as the options change them, each once."""
-
-
+parse = flags.parser("hc_pre").parse_args
+cases = functools.partial(flags.bench, "hc_pre", HcPreWorkload)
 LEAVES = 2
-"""Inputs that have gradients; the others are upstream gradients."""
 
 
 def inputs(case: HcPreWorkload, device: torch.device | str) -> tuple[torch.Tensor, ...]:
@@ -56,11 +51,7 @@ def in_float32(x: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
     return reference.hc_pre(x.float(), pre.float()).to(x.dtype)
 
 
-BACKENDS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
-    **of_pytorch(in_float32),
-    "helion_hc_pre": lambda: hc_pre,
-}
-"""name -> what builds the function; it takes x and pre."""
+BACKENDS: Backends = {**of_pytorch(in_float32), "helion_hc_pre": lambda: hc_pre}
 UNJUDGED = (BASELINE, INDUCTOR)
 """Those that need not keep the budget."""
 
@@ -68,12 +59,6 @@ UNJUDGED = (BASELINE, INDUCTOR)
 def share_of_budget(
     case: HcPreWorkload, given: Tensors, y: torch.Tensor | None, gradients: Tensors | None
 ) -> float:
-    """The largest error of all entries, each in units of its own budget, computed where the tensors are.
-
-    Args:
-        given: of `inputs`.
-        y: or None where the mode has none.
-        gradients: dx and dpre, or None.
-    """
+    """The largest error of y, dx and dpre."""
     results = dict(zip(RESULTS, (y, *(gradients or ())), strict=False))
     return largest_of_tokens(given, results, exact, error_budget, PIECE_ENTRIES)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from helion_sinkhorn import hc_mixes, hc_pre, hc_site, hc_split_sinkhorn, reference
-from helion_sinkhorn.lab.mixes.budget import sum_with_x, variance_of_norm
-from helion_sinkhorn.lab.rounding import SIGMAS, UNIT
 from helion_sinkhorn.lab.site.budget import RESULTS, Site, evaluated, site_of
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.lab.split import budget as of_split
 from tritonbench_ops import flags
-from tritonbench_ops.bounds import largest_share, pieces
-from tritonbench_ops.hc_site.arguments import FIELDS, PARSER
-from tritonbench_ops.hc_split_sinkhorn.cases import by_part, units
-from tritonbench_ops.inductor import BASELINE, INDUCTOR, of_pytorch
+from tritonbench_ops.bounds import Sums, largest_share, pieces
+from tritonbench_ops.hc_mixes.cases import variance_of_dfn
+from tritonbench_ops.hc_split_sinkhorn.cases import by_part, variance_of_sum
+from tritonbench_ops.inductor import BASELINE, INDUCTOR, Backends, of_pytorch
 from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
@@ -26,13 +24,9 @@ OF_TOKENS, SUMS = RESULTS[:4], RESULTS[4:]
 PIECE_ENTRIES = 1 << 24
 """Entries of x computed in float64 at a time."""
 
-parse = PARSER.parse_args
-cases = functools.partial(flags.bench, HcSiteWorkload, FIELDS)
-"""(options of `parse`, dtype) -> the bench workloads as the options change them, each once."""
-
-
+parse = flags.parser("hc_site").parse_args
+cases = partial(flags.bench, "hc_site", HcSiteWorkload)
 LEAVES = 4
-"""Inputs that have gradients; the others are upstream gradients."""
 
 
 def inputs(case: HcSiteWorkload, device: torch.device | str) -> tuple[torch.Tensor, ...]:
@@ -76,12 +70,11 @@ def by_parts(x, fn, scale, base, norm_eps, eps_outside, precision, **options):
     return hc_pre(x, pre), post, comb, x
 
 
-BACKENDS: dict[str, Callable[[], Callable[..., Tensors]]] = {
+BACKENDS: Backends = {
     **of_pytorch(in_float32),
     "helion_parts": lambda: by_parts,
     "helion_hc_site": lambda: hc_site,
 }
-"""name -> what builds the function; it takes x, fn, scale, base and the options of a workload."""
 UNJUDGED = (BASELINE, INDUCTOR, "helion_parts")
 """Those that need not keep the budget: autograd rounds their sums of dx to the dtype of x."""
 MADE_OF_PARTS = "helion_hc_site"
@@ -91,20 +84,12 @@ MADE_OF_PARTS = "helion_hc_site"
 def share_of_budget(
     case: HcSiteWorkload, given: Tensors, found: Tensors | None, gradients: Tensors | None
 ) -> float:
-    """The largest error of all entries, each in units of its own budget, computed where the tensors are.
-
-    Args:
-        given: of `inputs`.
-        found: (y, post, comb, residual), or None where the mode has none.
-        gradients: dx, dfn, dscale and dbase, or None.
-    """
+    """The largest error of y, post, comb and the gradients; the residual is x itself, to the bit."""
     given = [t.detach() for t in given]
     results = dict(zip(OF_TOKENS[:3], found or (), strict=False))
     results |= dict(zip(RESULTS[3:], gradients or (), strict=False))
     x, parameters, (*others, dresidual) = given[0], given[1:4], given[4:]
-    # x itself, of which no bit may change
-    shares = [0.0 if found is None or torch.equal(found[3], x) else math.inf]
-    values, squares, variances = ({name: 0.0 for name in SUMS} for _ in range(3))
+    shares, sums = [0.0 if found is None or torch.equal(found[3], x) else math.inf], Sums()
     for at in pieces(len(x), PIECE_ENTRIES, case.n * case.c):
         inputs = *(t[at][None] for t in (x, dresidual, *others)), *(t[None] for t in parameters)
         piece = evaluated(case, *inputs, device=x.device)
@@ -120,13 +105,9 @@ def share_of_budget(
             value = piece[name].value.reshape(parameter.shape)
             variance = piece[name].deviation.square().reshape(parameter.shape)
             # without the rounding of its additions, which is added for all tokens in the end
-            variance = variance - of_additions(case, name, value, terms[name], piece["y"].value.size(1))
-            values[name], squares[name] = values[name] + value, squares[name] + terms[name]
-            variances[name] = variances[name] + variance.clamp(min=0)
-    for name in SUMS if gradients is not None else ():
-        variance = variances[name] + of_additions(case, name, values[name], squares[name], len(x))
-        shares.append(largest_share(results[name], values[name], SIGMAS * variance.sqrt()))
-    return max(shares)
+            variance = variance - of_additions(case, piece["y"].value.size(1), name, value, terms[name])
+            sums.add(name, value, terms[name], variance.clamp(min=0))
+    return max([*shares, *sums.shares(results, partial(of_additions, case, len(x)))])
 
 
 def squares_of_terms(site: Site) -> dict[str, torch.Tensor]:
@@ -145,10 +126,9 @@ def squares_of_terms(site: Site) -> dict[str, torch.Tensor]:
 
 
 def of_additions(
-    case: HcSiteWorkload, name: str, value: torch.Tensor, squares: torch.Tensor, tokens: int
+    case: HcSiteWorkload, tokens: int, name: str, value: torch.Tensor, squares: torch.Tensor
 ) -> torch.Tensor:
-    """The variance of a sum over tokens that its own arithmetic makes."""
+    """The variance that the additions of a sum over so many tokens bring."""
     if name == "dfn":
-        of_sum = sum_with_x(case.of_mixes, value, squares, tokens)
-        return of_sum.variance + variance_of_norm(case.n * case.c) * squares
-    return (UNIT * units(case.of_split, name, tokens).to(squares.device)).square() * squares
+        return variance_of_dfn(case.of_mixes, value, squares, tokens)
+    return variance_of_sum(case.of_split, tokens, name, value, squares)

@@ -5,8 +5,8 @@ Liger's `liger_mhc_coeffs` is no backend: it takes the residual streams and make
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -15,9 +15,8 @@ from helion_sinkhorn.lab.rounding import SIGMAS, UNIT, tree
 from helion_sinkhorn.lab.split.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.split.workloads import HcWorkload
 from tritonbench_ops import flags
-from tritonbench_ops.bounds import largest_share, pieces
-from tritonbench_ops.hc_split_sinkhorn.arguments import FIELDS, PARSER
-from tritonbench_ops.inductor import BASELINE, INDUCTOR, of_pytorch
+from tritonbench_ops.bounds import Sums, largest_share, pieces
+from tritonbench_ops.inductor import BASELINE, INDUCTOR, Backends, of_pytorch
 from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
@@ -26,13 +25,9 @@ PIECE_ENTRIES = 1 << 20
 SUMS = ("dscale", "dbase")
 """Sums over tokens."""
 
-parse = PARSER.parse_args
-cases = functools.partial(flags.bench, HcWorkload, FIELDS)
-"""(options of `parse`, dtype) -> the bench workloads as the options change them, each once."""
-
-
+parse = flags.parser("hc_split_sinkhorn").parse_args
+cases = partial(flags.bench, "hc_split_sinkhorn", HcWorkload)
 LEAVES = 3
-"""Inputs that have gradients; the others are upstream gradients."""
 
 
 def inputs(case: HcWorkload, device: torch.device | str) -> tuple[torch.Tensor, ...]:
@@ -63,11 +58,7 @@ def in_float32(mixes, scale, base, *arguments, **options):
     return reference.hc_split_sinkhorn(mixes.float(), scale.float(), base.float(), *arguments, **options)
 
 
-BACKENDS: dict[str, Callable[[], Callable[..., Tensors]]] = {
-    **of_pytorch(in_float32),
-    "helion_hc_split_sinkhorn": lambda: hc_split_sinkhorn,
-}
-"""name -> what builds the function; it takes the arguments of `hc_split_sinkhorn`."""
+BACKENDS: Backends = {**of_pytorch(in_float32), "helion_hc_split_sinkhorn": lambda: hc_split_sinkhorn}
 UNJUDGED = (BASELINE, INDUCTOR)
 """Those that need not keep the budget: their gates' gradient takes 1 - sigmoid(a)."""
 
@@ -75,18 +66,11 @@ UNJUDGED = (BASELINE, INDUCTOR)
 def share_of_budget(
     case: HcWorkload, given: Tensors, out: Tensors | None, gradients: Tensors | None
 ) -> float:
-    """The largest error of all entries, each in units of its own budget, computed where the tensors are.
-
-    Args:
-        given: of `inputs`.
-        out: (pre, post, comb), or None where the mode has none.
-        gradients: of mixes, scale and base, or None.
-    """
+    """The largest error of pre, post, comb and the gradients of mixes, scale and base."""
     mixes, scale, base, *grads = (t.detach() for t in given)
     found = dict(zip(RESULTS, out or (), strict=False))
     found |= dict(zip(("dmixes", *SUMS), gradients or (), strict=False))
-    shares = [0.0]
-    values, variances = ({name: 0.0 for name in SUMS} for _ in range(2))
+    shares, sums = [0.0], Sums()
     for at in pieces(len(mixes), PIECE_ENTRIES, case.columns):
         tokens = [t[at, None] for t in (mixes, *grads)]
         # every token with parameters of its own, so that their gradients are the terms of the sums
@@ -100,23 +84,20 @@ def share_of_budget(
         da = truth["dbase"]
         squares = {"dbase": da.square(), "dscale": by_part(case, (da * tokens[0]).square())}
         for name in SUMS:
-            additions = (UNIT * units(case, name, len(mixes)).to(da.device)).square() * squares[name]
-            values[name] = values[name] + truth[name].sum((0, 1))
-            variances[name] = variances[name] + ((budgets[name] / SIGMAS).square() + additions).sum((0, 1))
-    shares += [
-        largest_share(found[name], values[name], SIGMAS * variances[name].sqrt())
-        for name in SUMS
-        if name in found
-    ]
-    return max(shares)
+            terms = truth[name], squares[name], (budgets[name] / SIGMAS).square()
+            sums.add(name, *(t.sum((0, 1)) for t in terms))
+    return max([*shares, *sums.shares(found, partial(variance_of_sum, case, len(mixes)))])
+
+
+def variance_of_sum(
+    case: HcWorkload, tokens: int, name: str, value: torch.Tensor, squares: torch.Tensor
+) -> torch.Tensor:
+    """The variance that the additions of a sum over so many tokens bring."""
+    terms = (case.n, case.n, case.n**2) if name == "dscale" else [1] * case.columns
+    units = [UNIT * tree(tokens * count) for count in terms]
+    return torch.tensor(units, dtype=torch.float64, device=squares.device).square() * squares
 
 
 def by_part(case: HcWorkload, t: torch.Tensor) -> torch.Tensor:
     """Sums of the columns of pre, post and comb."""
     return torch.stack([part.sum(-1) for part in t.split((case.n, case.n, case.n**2), -1)], -1)
-
-
-def units(case: HcWorkload, name: str, tokens: int) -> torch.Tensor:
-    """Units of roundoff that a term of each entry of a sum errs by in its additions."""
-    terms = (case.n, case.n, case.n**2) if name == "dscale" else [1] * case.columns
-    return torch.tensor([tree(tokens * count) for count in terms], dtype=torch.float64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib.util
 import itertools
@@ -18,9 +17,9 @@ from helion_sinkhorn.lab.rounding import SAMPLES, half_ulp
 from helion_sinkhorn.ops.linear_attention.limits import why_not_chunked
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
+from tritonbench_ops.flags import GATES
 from tritonbench_ops.inductor import BASELINE, INDUCTOR, compiled
 from tritonbench_ops.measure import of_mode
-from tritonbench_ops.recurrent_linear_attention.arguments import GATES, PARSER
 
 NAMES = ("q", "k", "v", *GATES)
 Inputs = tuple[torch.Tensor | None, ...]
@@ -30,14 +29,9 @@ Attend = Callable[..., torch.Tensor]
 COMPILED_STEPS = 64
 """Most steps that torch.compile is given: it writes every one out, and takes minutes for a thousand."""
 
-parse = PARSER.parse_args
+parse = flags.parser("recurrent_linear_attention").parse_args
+cases = functools.partial(flags.bench, "recurrent_linear_attention", AttentionWorkload)
 LEAVES = len(NAMES)
-
-
-def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[AttentionWorkload]:
-    """The bench workloads as `options` change them, each once."""
-    fields = {"batch": "sequences"} | {name: name for name in ("steps", "heads", "dk", "dv", "gates")}
-    return flags.bench(AttentionWorkload, fields, options, dtype)
 
 
 def inputs(case: AttentionWorkload, device: torch.device | str) -> tuple[torch.Tensor | None, ...]:

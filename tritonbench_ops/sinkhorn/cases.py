@@ -9,8 +9,8 @@ import torch
 
 from helion_sinkhorn.lab.sinkhorn.workloads import LARGEST_ENTRIES, SinkhornWorkload
 from helion_sinkhorn.lab.workloads import tagged
+from tritonbench_ops import flags
 from tritonbench_ops.flags import MODES as MODES
-from tritonbench_ops.sinkhorn.arguments import PARSER
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TENSORS_MOVED = {"fwd": 2, "fwd_no_grad": 2, "bwd": 3, "fwd_bwd": 5}
@@ -18,7 +18,7 @@ TENSORS_MOVED = {"fwd": 2, "fwd_no_grad": 2, "bwd": 3, "fwd_bwd": 5}
 LARGE_BATCHES = 1, 8
 """Batches of matrices of which not even the smallest of the table fits."""
 
-parse = PARSER.parse_args
+parse = flags.parser("sinkhorn").parse_args
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[SinkhornWorkload]:

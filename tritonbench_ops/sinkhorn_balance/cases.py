@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import torch
 
@@ -13,15 +12,13 @@ from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.ops.balance.options import BalanceOptions
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
-from tritonbench_ops.inductor import BASELINE, INDUCTOR, of_pytorch
-from tritonbench_ops.sinkhorn_balance.arguments import FIELDS, PARSER
+from tritonbench_ops.inductor import BASELINE, INDUCTOR, Backends, of_pytorch
 
 OPTIONS = BalanceOptions()
 """Every input is balanced as DeepSeek-V4.1 does."""
 
-parse = PARSER.parse_args
-cases = functools.partial(flags.bench, BalanceWorkload, FIELDS, settings=OPTIONS)
-"""(options of `parse`, dtype) -> the bench workloads as the options change them, each once."""
+parse = flags.parser("sinkhorn_balance").parse_args
+cases = functools.partial(flags.bench, "sinkhorn_balance", BalanceWorkload, settings=OPTIONS)
 LEAVES = 1
 
 
@@ -52,11 +49,7 @@ def in_float32(update: torch.Tensor) -> torch.Tensor:
     return reference.sinkhorn_balance(update.float()).to(update.dtype)
 
 
-BACKENDS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
-    **of_pytorch(in_float32),
-    "helion_sinkhorn_balance": lambda: sinkhorn_balance,
-}
-"""name -> what builds the function of an update."""
+BACKENDS: Backends = {**of_pytorch(in_float32), "helion_sinkhorn_balance": lambda: sinkhorn_balance}
 UNJUDGED = (BASELINE, INDUCTOR)
 """Those that need not keep the budget."""
 
@@ -64,7 +57,7 @@ UNJUDGED = (BASELINE, INDUCTOR)
 def share_of_budget(
     case: BalanceWorkload, given: tuple[torch.Tensor], out: torch.Tensor, gradients: None = None
 ) -> float:
-    """The largest error of all entries, each in units of its own budget, computed where the tensors are."""
+    """The largest error of the balanced update."""
     (update,) = given
     budget = error_budget(update, OPTIONS, update.dtype)
     return largest_share(out, exact(update, OPTIONS), budget)
