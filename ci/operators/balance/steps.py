@@ -10,7 +10,7 @@ import torch
 
 from ci.gate.arithmetic import PLAIN, Arithmetic
 from ci.gate.columns import Change, at_once, same
-from ci.gate.wrong import Results
+from ci.gate.wrong import Results, by_eager
 from helion_sinkhorn.lab.balance.budget import RESULTS
 from helion_sinkhorn.lab.balance.evidence import run
 from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
@@ -77,6 +77,4 @@ def pytorch(w: BalanceWorkload, update: torch.Tensor) -> Results:
     return {"u": reference.sinkhorn_balance(update.float(), **w.options).to(w.dtype)}
 
 
-def right(w: BalanceWorkload, update: torch.Tensor) -> Results:
-    """The path of a CPU."""
-    return run(w, None, RESULTS, update)
+right = by_eager(run, RESULTS)

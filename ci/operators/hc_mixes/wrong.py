@@ -16,7 +16,7 @@ from ci.gate.arithmetic import bfloat16, keep_bits, truncated
 from ci.gate.columns import Change
 from ci.gate.damage import at
 from ci.gate.products import Product, in_float64, in_order, permuted, plain, split, to_bfloat16, tree
-from ci.gate.wrong import Results, Run, Wrong, everywhere, narrow
+from ci.gate.wrong import Results, Run, Wrong, by_eager, everywhere, narrow
 from ci.operators.hc_mixes.steps import (
     EXACT,
     TILE,
@@ -54,9 +54,7 @@ def pytorch(w: MixesWorkload, x, dmixes, fn) -> Results:
     return dict(zip(RESULTS, map(torch.stack, zip(*found, strict=True)), strict=True))
 
 
-def right(w: MixesWorkload, *inputs) -> Results:
-    """The path of a CPU."""
-    return run(w, None, RESULTS, *inputs)
+right = by_eager(run, RESULTS)
 
 
 def wide(w: MixesWorkload) -> bool:

@@ -15,7 +15,7 @@ import torch
 from ci.gate import arithmetic, wrong
 from ci.gate.arithmetic import AMD, NVIDIA, Arithmetic, bfloat16, keep_bits, truncated
 from ci.gate.damage import at, clamped_to_the_last
-from ci.gate.wrong import Results, Run, Wrong, everywhere, is_float32, narrow
+from ci.gate.wrong import Results, Run, Wrong, by_eager, everywhere, is_float32, narrow
 from ci.operators.implicit.solvers import (
     Solve,
     conjugate_gradients,
@@ -56,9 +56,8 @@ def package(solver: str) -> Solve:
     return lambda w, system, p, dy: eager.backward(dy, p, w.n_iters, system, solver, torch.float32)
 
 
-def right(w: SinkhornWorkload, *inputs: torch.Tensor) -> Results:
-    """The CPU path, for the system that `sinkhorn` solves."""
-    return run(w, None, CORRECTED, *inputs)
+right = by_eager(run, CORRECTED)
+"""The CPU path, for the system that `sinkhorn` solves."""
 
 
 def solved_exactly(w: SinkhornWorkload, p: torch.Tensor, dy: torch.Tensor) -> Results:

@@ -17,7 +17,7 @@ from ci.gate.arithmetic import Arithmetic, bfloat16, keep_bits, rounded_down, tr
 from ci.gate.columns import Change, same
 from ci.gate.damage import edited
 from ci.gate.products import cut, floored, in_order
-from ci.gate.wrong import Results, Run, Wrong, everywhere, is_float32, narrow
+from ci.gate.wrong import Run, Wrong, by_eager, everywhere, is_float32, narrow
 from ci.operators.linear_attention.steps import (
     EXACT,
     InFloat64,
@@ -44,9 +44,7 @@ TILE = 64
 """Channels that a program takes for the gradients of gates."""
 
 
-def right(w: AttentionWorkload, *tensors: torch.Tensor) -> Results:
-    """The path of a CPU."""
-    return run(w, None, of_walks(w), *tensors)
+right = by_eager(run, of_walks)
 
 
 def by_two(w: torch.Tensor) -> torch.Tensor:
