@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from ci.gate.damage import (
     wider,
 )
 from helion_sinkhorn.lab.evidence import Results
+from helion_sinkhorn.runtime.pieces import pieces
 
 Run = Callable[..., Results]
 """(workload, *inputs) -> Results."""
@@ -69,6 +71,65 @@ def narrow(workload: Any) -> bool:
 
 def is_float32(workload: Any) -> bool:
     return not narrow(workload)
+
+
+def where(shows: Callable[[Any], bool], run: Run) -> Run:
+    """An implementation of some workloads; of others it has nothing."""
+    return lambda w, *inputs: run(w, *inputs) if shows(w) else {}
+
+
+def called(right: Run, **change: Any) -> Run:
+    """Right for another call: fields of the workload, or functions of it that make them."""
+
+    def wrong(w, *inputs):
+        return right(replace(w, **{k: v(w) if callable(v) else v for k, v in change.items()}), *inputs)
+
+    return wrong
+
+
+def rounding(steps: Callable[..., Run], *fields: str) -> Run:
+    """Steps that round to the dtype of a workload in these fields."""
+
+    def wrong(w, *inputs):
+        return steps(**dict.fromkeys(fields, lambda t: t.to(w.dtype).float()))(w, *inputs)
+
+    return wrong
+
+
+def of_the_piece_before(right: Run, *which: int) -> Run:
+    """These inputs taken from the piece of the tokens before, of those that the CPU path takes at a time."""
+
+    def wrong(w, *inputs):
+        given = list(inputs)
+        for k in which:
+            t = given[k].flatten(0, 1).clone()
+            for before, piece in itertools.pairwise(pieces(len(t), w.n * w.c)):
+                t[piece] = t[before][: len(t[piece])]
+            given[k] = t.view(inputs[k].shape)
+        return right(w, *given)
+
+    return wrong
+
+
+def for_some(right: Run, run: Run, picked: Change) -> Run:
+    """Wrong for the matrices at some positions of the batch: those of whose numbers `picked` says so."""
+
+    def wrong(w, *inputs):
+        at = picked(torch.arange(len(inputs[0]))).view(-1, 1, 1)
+        good, bad = right(w, *inputs), run(w, *inputs)
+        return {name: torch.where(at, bad[name], t) for name, t in good.items()}
+
+    return wrong
+
+
+def narrowed(right: Run, change: Callable[[Any, torch.Tensor], torch.Tensor]) -> Run:
+    """Right in float32, and changed on the way to a narrow dtype."""
+
+    def wrong(w, *inputs):
+        found = right(replace(w, dtype=torch.float32), *(t.float() for t in inputs))
+        return {name: change(w, t).to(w.dtype) for name, t in found.items()}
+
+    return wrong
 
 
 def given(right: Run, names: Sequence[str], **change: Change) -> Run:

@@ -5,7 +5,6 @@ GOOD differs in the order of sums and in what is stored, WRONG in what no implem
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -66,12 +65,12 @@ def exactly(**how) -> Step:
 
 def with_average(change: Callable[[Average], Average]) -> Run:
     """Right for another average."""
-    return lambda w, *t: EXACT(dataclasses.replace(w, average=change(w.average)), *t)
+    return wrong.called(EXACT, average=lambda w: change(w.average))
 
 
 def with_settings(change: Callable[[BalanceOptions], BalanceOptions]) -> Run:
     """Right for other options."""
-    return lambda w, *t: EXACT(dataclasses.replace(w, settings=change(w.settings)), *t)
+    return wrong.called(EXACT, settings=lambda w: change(w.settings))
 
 
 def to_bfloat16(t: torch.Tensor) -> torch.Tensor:

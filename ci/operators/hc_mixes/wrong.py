@@ -34,7 +34,6 @@ from helion_sinkhorn.lab.mixes.budget import RESULTS
 from helion_sinkhorn.lab.mixes.evidence import run
 from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
 
-Where = Callable[[MixesWorkload], bool]
 ODD, SINGLE, LONG, HEAD = (f"mixes_{name}" for name in ("odd", "odd_fp32", "long", "head"))
 
 
@@ -65,16 +64,11 @@ def single(w: MixesWorkload) -> bool:
     return w.dtype == torch.float32
 
 
-def asked(where: Where, steps: Run) -> Run:
-    """Where it is right; elsewhere nothing."""
-    return lambda w, *inputs: steps(w, *inputs) if where(w) else {}
-
-
 def in_tf32(change: Change) -> Run:
     """One TF32 product for each, of x only where it is float32."""
     of_single = Steps(fn=change, fn_back=change, g=change, x=change)
     of_narrow = replace(of_single, x=lambda t: t)
-    return asked(lambda w: not wide(w), lambda w, *t: (of_single if single(w) else of_narrow)(w, *t))
+    return wrong.where(lambda w: not wide(w), lambda w, *t: (of_single if single(w) else of_narrow)(w, *t))
 
 
 NVIDIA = summed(in_three_parts)
@@ -108,13 +102,7 @@ def exactly(**steps) -> Steps:
     return Steps(exactly=True, **steps)
 
 
-def call(**change) -> Run:
-    """Right for another call; values may be functions of the workload."""
-    return lambda w, *inputs: EXACT(
-        replace(w, **{n: v(w) if callable(v) else v for n, v in change.items()}), *inputs
-    )
-
-
+call = functools.partial(wrong.called, EXACT)
 given = functools.partial(wrong.given, EXACT, ("x", "dmixes", "fn"))
 one = functools.partial(wrong.one, EXACT)
 

@@ -7,7 +7,6 @@ no implementation may do.
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import torch
 
@@ -84,20 +83,11 @@ GOOD: dict[str, Run] = {
 }
 
 
-def call(**change) -> Run:
-    """Right for another call; values may be functions of the workload."""
-
-    def run(w, *inputs):
-        other = {name: v(w) if callable(v) else v for name, v in change.items()}
-        return EXACT(replace(w, **other), *inputs)
-
-    return run
-
-
 NAMES = ("mixes", "dpre", "dpost", "dcomb", "scale", "base")
 given = functools.partial(wrong.given, EXACT, NAMES)
 one = functools.partial(wrong.one, EXACT)
 exchanged = functools.partial(wrong.exchanged, EXACT)
+call = functools.partial(wrong.called, EXACT)
 
 
 def columns_first(w, logits, grad, machine):

@@ -5,7 +5,6 @@ GOOD differs in how e4m3 is found, WRONG in what no implementation may do: each 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -129,10 +128,6 @@ def of_ocp(w: QuantizeWorkload, largest: torch.Tensor) -> torch.Tensor:
     return torch.exp2(torch.frexp(largest.clamp(min=w.floor)).exponent.double() - 9)
 
 
-def with_floor(floor: float) -> Run:
-    return lambda w, u: Steps()(dataclasses.replace(w, floor=floor), u)
-
-
 def floor_of_the_scale(w: QuantizeWorkload, largest: torch.Tensor) -> torch.Tensor:
     return scale_of(w, largest.clamp(min=448 * w.floor))
 
@@ -208,8 +203,8 @@ WRONG = [
           RESULTS, groups),
     Wrong("the scale of the group before", Steps(taken=lambda s: s.roll(1, -1)), ("values",), groups),
     Wrong("the scale of the token before", Steps(stored=lambda s: s.roll(1, -2)), ("scales",), several),
-    Wrong("no floor", with_floor(2.0**-120), RESULTS, SMALL),
-    Wrong("a floor of 1e-10 whatever is asked", with_floor(1e-10), RESULTS, SMALL_MX),
+    Wrong("no floor", wrong.called(Steps(), floor=2.0**-120), RESULTS, SMALL),
+    Wrong("a floor of 1e-10 whatever is asked", wrong.called(Steps(), floor=1e-10), RESULTS, SMALL_MX),
     Wrong("a floor of the scale", Steps(scale=floor_of_the_scale), RESULTS, SMALL),
     Wrong("bytes of an int32 the other way round", backwards, ("scales",), MX),
     Wrong("scales by rows where columns are asked", by_rows, ("scales",), COLUMNS),
