@@ -1,4 +1,9 @@
-"""OPERATORS: what the gate tests.  A new operator is its evidence, what is wrong, and a row here."""
+"""OPERATORS: what the gate tests.  A new operator is its evidence, what is wrong, and a row here.
+
+In the modules `wrong`, GOOD differs in what an implementation may choose, such as the order of sums, what is
+fused or the functions of a vendor; WRONG does what none may do.  Most faults change EXACT of the modules
+`steps`, which is rounded once from float64, so that they have no rounding error of their own.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Correct implementations of sinkhorn_balance and wrong ones.
-
-GOOD differs in the order of sums and in what is stored, WRONG in what no implementation may do.
-"""
+"""Correct implementations of sinkhorn_balance and wrong ones."""
 
 from __future__ import annotations
 

@@ -62,7 +62,6 @@ class Step:
 
 
 EXACT = functools.lru_cache(maxsize=4)(Step(Steps(dtype=torch.float64)))
-"""Each result rounded once from float64: a fault made of it has no rounding error."""
 
 
 right = by_eager(run, results)

@@ -1,7 +1,4 @@
-"""Correct steps of an optimizer along balanced gradients and wrong ones.
-
-GOOD differs in the order of sums and in what is stored, WRONG in what no implementation may do.
-"""
+"""Correct steps of an optimizer along balanced gradients and wrong ones."""
 
 from __future__ import annotations
 

@@ -50,7 +50,6 @@ class Steps:
 
 
 EXACT = functools.lru_cache(maxsize=4)(Steps(carry=lambda w, t: t, dtype=torch.float64))
-"""Rounded once from float64: a fault made of it has no rounding error."""
 PYTORCH = functools.lru_cache(maxsize=1)(Steps())
 
 

@@ -1,7 +1,4 @@
-"""Correct implementations of dot_compress and wrong ones.
-
-GOOD differs in the order of sums and in how a matrix unit adds, WRONG in what no implementation may do.
-"""
+"""Correct implementations of dot_compress and wrong ones."""
 
 from __future__ import annotations
 

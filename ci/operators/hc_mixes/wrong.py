@@ -1,7 +1,4 @@
-"""Correct implementations of hc_mixes and wrong ones.
-
-GOOD differs in the order of sums and in how a matrix unit makes products, WRONG in what none may do.
-"""
+"""Correct implementations of hc_mixes and wrong ones."""
 
 from __future__ import annotations
 

@@ -69,7 +69,6 @@ class Steps:
 
 
 EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))
-"""Rounded once from float64: a fault made of it has no rounding error."""
 
 
 @functools.lru_cache(maxsize=1)

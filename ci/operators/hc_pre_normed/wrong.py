@@ -1,7 +1,4 @@
-"""Correct implementations of hc_pre with a norm and wrong ones.
-
-GOOD differs in the order of sums and in what is fused, WRONG in what no implementation may do.
-"""
+"""Correct implementations of hc_pre with a norm and wrong ones."""
 
 from __future__ import annotations
 

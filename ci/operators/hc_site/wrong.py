@@ -1,6 +1,5 @@
 """Correct implementations of hc_site and wrong ones.
 
-GOOD differs in how its parts compute and in the order of dx's terms, WRONG in what no implementation may do.
 What is wrong within a part is found with its own operator; here is what lies between the parts, and what a
 site would hide.
 """

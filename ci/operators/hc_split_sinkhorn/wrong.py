@@ -1,8 +1,4 @@
-"""Correct implementations of hc_split_sinkhorn and wrong ones.
-
-GOOD differs in the order of sums, in functions and in how Sinkhorn's iterations are carried, WRONG in what
-no implementation may do.
-"""
+"""Correct implementations of hc_split_sinkhorn and wrong ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Correct solvers of the equations of stationarity and wrong ones.
 
-GOOD varies the solver and the order of sums; WRONG does what no implementation may do.  Each
-computes the results of JUDGED that it implements.
+Each computes the results of JUDGED that it implements.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Correct implementations of recurrent linear attention and wrong ones.
-
-GOOD differs in the order of sums, in functions, and in how steps are taken together, WRONG in what no
-implementation may do.
-"""
+"""Correct implementations of recurrent linear attention and wrong ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Correct implementations of quantize and wrong ones.
 
-GOOD differs in how e4m3 is found, WRONG in what no implementation may do: each bit is given.
+Each bit of a result is given.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Correct implementations of Sinkhorn and its exact gradient, and wrong ones.
-
-GOOD differs in the order of sums, in the functions of a vendor and in what is kept of an iteration, WRONG in
-what no implementation may do.
-"""
+"""Correct implementations of Sinkhorn and its exact gradient, and wrong ones."""
 
 from __future__ import annotations
 

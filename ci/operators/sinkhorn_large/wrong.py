@@ -1,8 +1,4 @@
-"""Correct implementations of large matrices, in both forms, and wrong ones.
-
-GOOD differs in the order of sums, in the functions of a vendor and in the blocks of rows, WRONG in what no
-implementation may do.
-"""
+"""Correct implementations of large matrices, in both forms, and wrong ones."""
 
 from __future__ import annotations
 
