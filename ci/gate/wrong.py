@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +17,8 @@ from ci.gate.damage import (
     bumped,
     in_one_run_of,
     left_by_the_last_launch,
-    scaled_row,
     spilled,
+    stale,
     stored,
     wider,
 )
@@ -228,15 +227,14 @@ def spread_nan(run: Run, of: str) -> Run:
 
 def damages(right: Run, of: tuple[str, ...]) -> list[Wrong]:
     """Elements of a batch dropped, replaced or scaled."""
+
+    def several(workload: Any) -> bool:
+        return workload.batch > 1
+
     return [
-        Wrong(
-            name, damaged(right, damage), of,
-            functools.partial(lambda alone, w: alone or w.batch > 1, name != "stale output"),
-        )
+        Wrong(name, damaged(right, damage), of, several if damage is stale else everywhere)
         for name, damage in DAMAGES.items()
-        # a row of an element is found by what finds one entry of it
-        if damage is not scaled_row
-    ]  # fmt: skip
+    ]
 
 
 def of_any(

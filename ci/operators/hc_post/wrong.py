@@ -10,7 +10,7 @@ import torch
 from ci.gate import columns, wrong
 from ci.gate.arithmetic import Arithmetic, bfloat16, keep_bits, truncated
 from ci.gate.columns import Change
-from ci.gate.damage import as_if_rows_had, at, clamped, edited
+from ci.gate.damage import as_if_rows_had, at, clamped, cleared, edited
 from ci.gate.wrong import Run, Wrong, everywhere, narrow
 from ci.operators.hc_post.steps import EXACT, NAMES, Steps, pytorch, right
 from helion_sinkhorn.lab.post.workloads import HcPostWorkload
@@ -44,7 +44,7 @@ MODEL, SINGLE, SIGNED, BIAS, TOKENS, LAST, ODD, PERMUTATION, THREE, OUTPUT = (
 WEIGHTED = ("out", "df", "dx")
 """Results that take the weights, and are rounded to the dtypes of x and f."""
 SUMMED = ("dpost", "dcomb")
-last_stream_lost = at((..., -1, slice(None)), lambda t: 0 * t[..., -1, :])
+last_stream_lost = cleared(..., -1, slice(None))
 
 
 def wide_weights(w: HcPostWorkload) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from ci.gate import wrong
 from ci.gate.arithmetic import keep_bits
-from ci.gate.damage import at
+from ci.gate.damage import cleared
 from ci.gate.wrong import Run, Wrong, everywhere
 from ci.operators.quantize.steps import Steps, magnitudes, right
 from helion_sinkhorn.lab.pre.quantized.evidence import RESULTS, nearest, scale_of, unit_of
@@ -173,8 +173,7 @@ WRONG = [
     Wrong("512 in place of 448", scaled(lambda s: s * 448 / 512), RESULTS, quotients),
     Wrong("the power of two below", scaled(lambda s: s / 2), RESULTS, powers),
     Wrong("the power of two above", scaled(lambda s: s * 2), RESULTS, powers),
-    Wrong("the power of two of OCP's MX", Steps(scale=of_ocp), RESULTS,
-          lambda w: powers(w) and differ(w)),
+    Wrong("the power of two of OCP's MX", Steps(scale=of_ocp), RESULTS, lambda w: powers(w) and differ(w)),
     Wrong("448 times a power of two takes the next", Steps(
         scale=lambda w, t: scale_of(w, t * (1 + 2.0**-30))),
           RESULTS, EDGES),
@@ -209,9 +208,8 @@ WRONG = [
     Wrong("bytes of an int32 the other way round", backwards, ("scales",), MX),
     Wrong("scales by rows where columns are asked", by_rows, ("scales",), COLUMNS),
     Wrong("groups at multiples of the tokens", without_padding, ("scales",), COLUMNS),
-    Wrong("the last column never computed", wrong.one(
-        Steps(), "values", at((..., -1), lambda t: 0 * t[..., -1])),
-          ("values",), everywhere),
+    Wrong("the last column never computed", wrong.one(Steps(), "values", cleared(..., -1)), ("values",),
+          everywhere),
     *wrong.damages(Steps(), RESULTS),
     *wrong.of_any(right, MODEL, "values"),
     *wrong.of_any(right, FP32, "scales", only=("written", "behind the end", "run")),
