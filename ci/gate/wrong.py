@@ -203,6 +203,10 @@ def entries_apart(t: torch.Tensor) -> bool:
     return t.stride(-1) > 1
 
 
+def rows_apart(t: torch.Tensor) -> bool:
+    return t.stride(-1) == 1 and not t[0].is_contiguous()
+
+
 def elements_apart(t: torch.Tensor) -> bool:
     return len(t) > 1 and t[0].is_contiguous()
 
