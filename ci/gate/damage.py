@@ -10,44 +10,6 @@ import torch
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
-def scaled_element(t: torch.Tensor) -> torch.Tensor:
-    t = t.clone(memory_format=torch.contiguous_format)
-    matrix = t[-1]
-    matrix.view(-1)[matrix.abs().argmax()] *= 1 + 2.0**-6
-    return t
-
-
-def scaled_row(t: torch.Tensor) -> torch.Tensor:
-    t = t.clone(memory_format=torch.contiguous_format)
-    t[len(t) // 2, -1] *= 1 + 2.0**-6
-    return t
-
-
-def last_dropped(t: torch.Tensor) -> torch.Tensor:
-    t = t.clone(memory_format=torch.contiguous_format)
-    t[-1] = 0
-    return t
-
-
-def tail_dropped(t: torch.Tensor) -> torch.Tensor:
-    t = t.clone(memory_format=torch.contiguous_format)
-    t[-(len(t) % 32 or 32) :] = 0
-    return t
-
-
-def stale(t: torch.Tensor) -> torch.Tensor:
-    return t.roll(1, 0)
-
-
-DAMAGES: dict[str, Change] = {
-    "last matrix dropped": last_dropped,
-    "tail of the batch dropped": tail_dropped,
-    "stale output": stale,
-    "one element scaled by 1 + 2^-6": scaled_element,
-    "one row scaled by 1 + 2^-6": scaled_row,
-}
-
-
 def edited(edit: Callable[[torch.Tensor], None]) -> Change:
     """A copy, edited."""
 
@@ -59,9 +21,31 @@ def edited(edit: Callable[[torch.Tensor], None]) -> Change:
     return change
 
 
+def largest_scaled(t: torch.Tensor) -> None:
+    matrix = t[-1].view(-1)
+    matrix[matrix.abs().argmax()] *= 1 + 2.0**-6
+
+
+def stale(t: torch.Tensor) -> torch.Tensor:
+    return t.roll(1, 0)
+
+
+DAMAGES: dict[str, Change] = {
+    "last matrix dropped": edited(lambda t: t[-1].zero_()),
+    "tail of the batch dropped": edited(lambda t: t[-(len(t) % 32 or 32) :].zero_()),
+    "stale output": stale,
+    "one element scaled by 1 + 2^-6": edited(largest_scaled),
+}
+
+
 def at(index, value: Callable[[torch.Tensor], torch.Tensor]) -> Change:
     """The entries at an index replaced by a function of the whole tensor."""
     return edited(lambda t: t.__setitem__(index, value(t.clone())))
+
+
+def cleared(*where: object) -> Change:
+    """0 at an index; what is not finite stays."""
+    return at(where, lambda t: 0 * t[where])
 
 
 def stored(*where: object) -> Change:
@@ -97,6 +81,11 @@ def wider(t: torch.Tensor) -> torch.Tensor:
 def bumped(t: torch.Tensor) -> torch.Tensor:
     """Larger by one in the last place."""
     return torch.nextafter(t, torch.full_like(t, torch.inf))
+
+
+def neighbour_leaks(t: torch.Tensor) -> torch.Tensor:
+    """A little of the element before."""
+    return t + (2.0**-10 if t.dtype == torch.float32 else 2.0**-7) * t.roll(1, 0)
 
 
 def in_one_run_of(count: int) -> Change:

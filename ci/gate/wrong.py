@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,12 +17,13 @@ from ci.gate.damage import (
     bumped,
     in_one_run_of,
     left_by_the_last_launch,
-    scaled_row,
     spilled,
+    stale,
     stored,
     wider,
 )
 from helion_sinkhorn.lab.evidence import Results
+from helion_sinkhorn.runtime.pieces import pieces
 
 Run = Callable[..., Results]
 """(workload, *inputs) -> Results."""
@@ -54,6 +55,11 @@ class Wrong:
         return self.on if isinstance(self.on, str) else next(w.name for w in workloads if self.on(w))
 
 
+def by_eager(run: Run, results: Collection[str] | Callable[[Any], Collection[str]]) -> Run:
+    """The path of a CPU, as the `run` of an operator's evidence has it, for these results of a workload."""
+    return lambda w, *inputs: run(w, None, results(w) if callable(results) else results, *inputs)
+
+
 def everywhere(workload: Any) -> bool:
     return True
 
@@ -64,6 +70,65 @@ def narrow(workload: Any) -> bool:
 
 def is_float32(workload: Any) -> bool:
     return not narrow(workload)
+
+
+def where(shows: Callable[[Any], bool], run: Run) -> Run:
+    """An implementation of some workloads; of others it has nothing."""
+    return lambda w, *inputs: run(w, *inputs) if shows(w) else {}
+
+
+def called(right: Run, **change: Any) -> Run:
+    """Right for another call: fields of the workload, or functions of it that make them."""
+
+    def wrong(w, *inputs):
+        return right(replace(w, **{k: v(w) if callable(v) else v for k, v in change.items()}), *inputs)
+
+    return wrong
+
+
+def rounding(steps: Callable[..., Run], *fields: str) -> Run:
+    """Steps that round to the dtype of a workload in these fields."""
+
+    def wrong(w, *inputs):
+        return steps(**dict.fromkeys(fields, lambda t: t.to(w.dtype).float()))(w, *inputs)
+
+    return wrong
+
+
+def of_the_piece_before(right: Run, *which: int) -> Run:
+    """These inputs taken from the piece of the tokens before, of those that the CPU path takes at a time."""
+
+    def wrong(w, *inputs):
+        given = list(inputs)
+        for k in which:
+            t = given[k].flatten(0, 1).clone()
+            for before, piece in itertools.pairwise(pieces(len(t), w.n * w.c)):
+                t[piece] = t[before][: len(t[piece])]
+            given[k] = t.view(inputs[k].shape)
+        return right(w, *given)
+
+    return wrong
+
+
+def for_some(right: Run, run: Run, picked: Change) -> Run:
+    """Wrong for the matrices at some positions of the batch: those of whose numbers `picked` says so."""
+
+    def wrong(w, *inputs):
+        at = picked(torch.arange(len(inputs[0]))).view(-1, 1, 1)
+        good, bad = right(w, *inputs), run(w, *inputs)
+        return {name: torch.where(at, bad[name], t) for name, t in good.items()}
+
+    return wrong
+
+
+def narrowed(right: Run, change: Callable[[Any, torch.Tensor], torch.Tensor]) -> Run:
+    """Right in float32, and changed on the way to a narrow dtype."""
+
+    def wrong(w, *inputs):
+        found = right(replace(w, dtype=torch.float32), *(t.float() for t in inputs))
+        return {name: change(w, t).to(w.dtype) for name, t in found.items()}
+
+    return wrong
 
 
 def given(right: Run, names: Sequence[str], **change: Change) -> Run:
@@ -166,15 +231,14 @@ def spread_nan(run: Run, of: str) -> Run:
 
 def damages(right: Run, of: tuple[str, ...]) -> list[Wrong]:
     """Elements of a batch dropped, replaced or scaled."""
+
+    def several(workload: Any) -> bool:
+        return workload.batch > 1
+
     return [
-        Wrong(
-            name, damaged(right, damage), of,
-            functools.partial(lambda alone, w: alone or w.batch > 1, name != "stale output"),
-        )
+        Wrong(name, damaged(right, damage), of, several if damage is stale else everywhere)
         for name, damage in DAMAGES.items()
-        # a row of an element is found by what finds one entry of it
-        if damage is not scaled_row
-    ]  # fmt: skip
+    ]
 
 
 def of_any(

@@ -1,8 +1,12 @@
-"""OPERATORS: what the gate tests.  A new operator is its evidence, what is wrong, and a row here."""
+"""OPERATORS: what the gate tests.  A new operator is its evidence, what is wrong, and a row here.
+
+In the modules `wrong`, GOOD differs in what an implementation may choose, such as the order of sums, what is
+fused or the functions of a vendor; WRONG does what none may do.  Most faults change EXACT of the modules
+`steps`, which is rounded once from float64, so that they have no rounding error of their own.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from types import ModuleType
@@ -25,27 +29,23 @@ from ci.operators.quantize import wrong as quantize_wrong
 from ci.operators.sinkhorn import steps as sinkhorn_steps
 from ci.operators.sinkhorn import wrong as sinkhorn_wrong
 from ci.operators.sinkhorn_large import wrong as sinkhorn_large_wrong
-from helion_sinkhorn.lab.balance.evidence import EVIDENCE as BALANCE
+from helion_sinkhorn.lab import operators
 from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
-from helion_sinkhorn.lab.dot_compress.evidence import EVIDENCE as DOT_COMPRESS
-from helion_sinkhorn.lab.evidence import Evidence
-from helion_sinkhorn.lab.linear_attention.evidence import EVIDENCE as LINEAR_ATTENTION
-from helion_sinkhorn.lab.mixes.evidence import EVIDENCE as HC_MIXES
-from helion_sinkhorn.lab.post.evidence import EVIDENCE as HC_POST
-from helion_sinkhorn.lab.pre.evidence import EVIDENCE as HC_PRE
-from helion_sinkhorn.lab.pre.quantized.evidence import EVIDENCE as QUANTIZE
 from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
-from helion_sinkhorn.lab.sinkhorn.evidence import EVIDENCE as SINKHORN
-from helion_sinkhorn.lab.sinkhorn.large.evidence import EVIDENCE as SINKHORN_LARGE
 from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
-from helion_sinkhorn.lab.site.evidence import EVIDENCE as HC_SITE
-from helion_sinkhorn.lab.split.evidence import EVIDENCE as HC_SPLIT_SINKHORN
 
 
-def shown(evidence: Evidence, wrong: ModuleType) -> Operator:
-    """An operator from its evidence and its module of wrong implementations."""
+def shown(
+    name: str, wrong: ModuleType, takes: Callable[[Any], bool] | None = None, **fields: Any
+) -> Operator:
+    """An operator from its evidence and its module of wrong implementations.
+
+    Args:
+        takes: whether a workload of its type is one of this row's; all are if left out.
+    """
+    evidence = operators.OPERATORS[name]
     return Operator(
-        takes=lambda w: isinstance(w, evidence.workload),
+        takes=takes or (lambda w: isinstance(w, evidence.workload)),
         inputs=evidence.inputs,
         truths=evidence.truths,
         candidates=functools.partial(of_evidence, evidence),
@@ -55,6 +55,7 @@ def shown(evidence: Evidence, wrong: ModuleType) -> Operator:
         right=wrong.right,
         vendors=wrong.VENDORS,
         same_bits=evidence.same_bits,
+        **fields,
     )
 
 
@@ -74,24 +75,20 @@ def balance_with(step: bool) -> Callable[[Any], bool]:
 
 
 OPERATORS = {
-    "sinkhorn": dataclasses.replace(
-        shown(SINKHORN, sinkhorn_wrong), takes=sinkhorn_with("exact"), compiled=sinkhorn_steps.compiled
-    ),
-    "implicit": dataclasses.replace(shown(SINKHORN, implicit_wrong), takes=sinkhorn_with("implicit")),
-    "sinkhorn_large": shown(SINKHORN_LARGE, sinkhorn_large_wrong),
-    "dot_compress": shown(DOT_COMPRESS, dot_compress_wrong),
-    "linear_attention": shown(LINEAR_ATTENTION, linear_attention_wrong),
-    "hc_post": shown(HC_POST, hc_post_wrong),
-    "hc_mixes": shown(HC_MIXES, hc_mixes_wrong),
-    "hc_pre": dataclasses.replace(shown(HC_PRE, hc_pre_wrong), takes=hc_pre_with(False)),
-    "hc_pre_normed": dataclasses.replace(shown(HC_PRE, hc_pre_normed_wrong), takes=hc_pre_with(True)),
-    "hc_site": shown(HC_SITE, hc_site_wrong),
-    "hc_split_sinkhorn": shown(HC_SPLIT_SINKHORN, hc_split_sinkhorn_wrong),
-    "sinkhorn_balance": dataclasses.replace(shown(BALANCE, balance_wrong), takes=balance_with(step=False)),
-    "sinkhorn_balance_step": dataclasses.replace(
-        shown(BALANCE, balance_step_wrong), takes=balance_with(step=True)
-    ),
-    "quantize": shown(QUANTIZE, quantize_wrong),
+    "sinkhorn": shown("sinkhorn", sinkhorn_wrong, sinkhorn_with("exact"), compiled=sinkhorn_steps.compiled),
+    "implicit": shown("sinkhorn", implicit_wrong, sinkhorn_with("implicit")),
+    "sinkhorn_large": shown("sinkhorn_large", sinkhorn_large_wrong),
+    "dot_compress": shown("dot_compress", dot_compress_wrong),
+    "linear_attention": shown("linear_attention", linear_attention_wrong),
+    "hc_post": shown("hc_post", hc_post_wrong),
+    "hc_mixes": shown("hc_mixes", hc_mixes_wrong),
+    "hc_pre": shown("hc_pre", hc_pre_wrong, hc_pre_with(False)),
+    "hc_pre_normed": shown("hc_pre", hc_pre_normed_wrong, hc_pre_with(True)),
+    "hc_site": shown("hc_site", hc_site_wrong),
+    "hc_split_sinkhorn": shown("hc_split_sinkhorn", hc_split_sinkhorn_wrong),
+    "sinkhorn_balance": shown("sinkhorn_balance", balance_wrong, balance_with(step=False)),
+    "sinkhorn_balance_step": shown("sinkhorn_balance", balance_step_wrong, balance_with(step=True)),
+    "quantize": shown("quantize", quantize_wrong),
 }
 
 

@@ -11,11 +11,6 @@ import torch
 from benchmarks import bench, jobs
 from benchmarks.sinkhorn import peers, plan, tasks
 from helion_sinkhorn import reference
-from helion_sinkhorn.lab.machine.binary import Job
-from helion_sinkhorn.lab.machine.mnemonics import GCN, SASS
-from helion_sinkhorn.lab.machine.thread_path import executed
-from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
-from helion_sinkhorn.runtime.kernel import Choice
 
 TINY = tasks.Job("sweep", "sweep", (peers.OURS,), batches=(8,), device="cpu", milliseconds=0.1)
 
@@ -295,75 +290,6 @@ def test_report_of_a_run_that_was_killed(tmp_path):
     text = rendered(tmp_path, [r for r in sample_rows() if r["section"] in ("left out", "host")])
     assert "No row of the main series" in text
     assert "## Host time" in text
-
-
-# ------------------------------------------------------------------------------ machine code
-
-LOOP_SASS = """
-        /*0000*/                   MOV R1, RZ ;
-        /*0010*/                   UMOV UR4, 0x6 ;
-.L_x_0:
-        /*0020*/                   MUFU.RCP R2, R3 ;
-        /*0030*/                   UIADD3 UR4, UR4, -0x2, URZ ;
-        /*0040*/                   ISETP.NE.U32.AND P0, PT, RZ, UR4, PT ;
-        /*0050*/               @P0 BRA `(.L_x_0) ;
-        /*0060*/                   HFMA2 R5, -RZ, RZ, 0, 1.1920928955078125e-07 ;
-.L_x_1:
-        /*0070*/                   FFMA R2, R2, R3, R4 ;
-        /*0080*/                   IADD3 R5, R5, 0x1, RZ ;
-        /*0090*/                   ISETP.NE.U32.AND P0, PT, R5, 0x7, PT ;
-        /*00a0*/               @P0 BRA `(.L_x_1) ;
-        /*00b0*/                   EXIT ;
-.L_x_2:
-        /*00c0*/                   BRA `(.L_x_2);
-"""
-LOOP_GCN = """
-\ts_mov_b32 s2, 8
-\ts_branch .LBB0_2
-.LBB0_1:
-\tv_rcp_f32_e32 v1, v2
-\ts_add_i32 s2, s2, -4
-.LBB0_2:
-\tv_fma_f32 v1, v2, v3, v4
-\ts_cmp_eq_u32 s2, 0
-\ts_cbranch_scc0 .LBB0_1
-\ts_endpgm
-"""
-
-
-def test_loops_count_as_often_as_they_run():
-    found = executed(LOOP_SASS, SASS)
-    assert (found["reciprocal"], found["fma"]) == (3, 5)
-    assert found["instructions"] == 2 + 3 * 4 + 1 + 5 * 4 + 1
-    found = executed(LOOP_GCN, GCN)
-    assert (found["reciprocal"], found["fma"]) == (2, 3)
-
-
-@pytest.mark.parametrize(
-    ("listing", "grammar", "old", "new"),
-    [
-        (LOOP_SASS, SASS, "UMOV UR4, 0x6", "ULDC UR4, c[0x0][0x210]"),
-        (LOOP_SASS, SASS, "FFMA R2,", "FFMA R5,"),
-        (LOOP_GCN, GCN, "s_mov_b32 s2, 8", "s_load_dword s2, s[0:1], 0x0"),
-        (LOOP_GCN, GCN, "s_cmp_eq_u32 s2, 0", "v_cmp_eq_u32 vcc, v1, v2\n\ts_and_b32 s9, s9, s8"),
-    ],
-)
-def test_a_branch_on_data_is_not_guessed(listing, grammar, old, new):
-    assert old in listing
-    assert executed(listing.replace(old, new), grammar) == {}
-
-
-def test_reciprocals_of_a_compiled_kernel_are_those_of_the_equations(compile_for):
-    """4 rows and 4 columns in the first iteration, 8 in each of the other 19, however loops are unrolled."""
-    config = (("block_sizes", (32,)), ("num_warps", 1))
-    choice = Choice(
-        "sinkhorn_forward",
-        config,
-        (("thread", (4, 4)), ("paired", False), ("pivoted", False), ("ordered", False)),
-        "here",
-    )
-    (binary,) = compile_for("h200", [Job(SinkhornCall(True, 1, "float32", 4, 4, 20), choice)])
-    assert binary.executed["reciprocal"] == 8 * 20
 
 
 def test_inputs_are_the_same_again():

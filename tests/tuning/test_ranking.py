@@ -56,6 +56,14 @@ def test_unrolling_by_the_compiler_changes_nothing():
     assert unrolled["reciprocal"] == rolled["reciprocal"]
 
 
+def test_reciprocals_of_a_compiled_kernel_are_those_of_the_equations(compile_for):
+    """4 rows and 4 columns in the first iteration, 8 in each of the other 19, however loops are unrolled."""
+    pytest.importorskip("triton")
+    variant = (*VARIANT, ("pivoted", False), ("ordered", False))
+    (compiled,) = compile_for("h200", [binary(variant=variant).job])
+    assert executed(compiled, entries=16)["reciprocal"] == 8 * 20
+
+
 @pytest.mark.parametrize("batch", [128, 1 << 20])
 @pytest.mark.parametrize("device", ["h200", "b200", "mi350"])
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 
 from ci.gate.arithmetic import PLAIN, Arithmetic
 from ci.gate.columns import Change, at_once, same
-from ci.gate.wrong import Results
+from ci.gate.wrong import Results, by_eager
 from helion_sinkhorn.lab.balance.budget import RESULTS
 from helion_sinkhorn.lab.balance.evidence import run
 from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
@@ -69,7 +69,6 @@ class Steps:
 
 
 EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))
-"""Rounded once from float64: a fault made of it has no rounding error."""
 
 
 def pytorch(w: BalanceWorkload, update: torch.Tensor) -> Results:
@@ -77,6 +76,4 @@ def pytorch(w: BalanceWorkload, update: torch.Tensor) -> Results:
     return {"u": reference.sinkhorn_balance(update.float(), **w.options).to(w.dtype)}
 
 
-def right(w: BalanceWorkload, update: torch.Tensor) -> Results:
-    """The path of a CPU."""
-    return run(w, None, RESULTS, update)
+right = by_eager(run, RESULTS)

@@ -1,11 +1,7 @@
-"""Correct implementations of sinkhorn_balance and wrong ones.
-
-GOOD differs in the order of sums and in what is stored, WRONG in what no implementation may do.
-"""
+"""Correct implementations of sinkhorn_balance and wrong ones."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -55,7 +51,7 @@ def exactly(**how) -> Steps:
 
 def with_settings(change: Callable[[BalanceOptions], BalanceOptions]) -> Run:
     """Right for other options."""
-    return lambda w, update: EXACT(dataclasses.replace(w, settings=change(w.settings)), update)
+    return wrong.called(EXACT, settings=lambda w: change(w.settings))
 
 
 def times(factor: Callable[[BalanceWorkload, torch.Tensor], float]) -> Run:

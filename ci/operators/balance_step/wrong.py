@@ -1,11 +1,7 @@
-"""Correct steps of an optimizer along balanced gradients and wrong ones.
-
-GOOD differs in the order of sums and in what is stored, WRONG in what no implementation may do.
-"""
+"""Correct steps of an optimizer along balanced gradients and wrong ones."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -66,12 +62,12 @@ def exactly(**how) -> Step:
 
 def with_average(change: Callable[[Average], Average]) -> Run:
     """Right for another average."""
-    return lambda w, *t: EXACT(dataclasses.replace(w, average=change(w.average)), *t)
+    return wrong.called(EXACT, average=lambda w: change(w.average))
 
 
 def with_settings(change: Callable[[BalanceOptions], BalanceOptions]) -> Run:
     """Right for other options."""
-    return lambda w, *t: EXACT(dataclasses.replace(w, settings=change(w.settings)), *t)
+    return wrong.called(EXACT, settings=lambda w: change(w.settings))
 
 
 def to_bfloat16(t: torch.Tensor) -> torch.Tensor:
@@ -142,10 +138,8 @@ WRONG = [
     Wrong("the last step missing", with_settings(lambda s: s._replace(steps=s.steps - 1)), WEIGHT, several),
     Wrong("no row masked", with_settings(without_masks), WEIGHT, masks),
     Wrong("masked rows written", exactly(masked=torch.zeros_like), WEIGHT, masks),
-    Wrong("the step rounded before the weight", exactly(iterate=to_bfloat16), WEIGHT,
-          rounds_once),
-    Wrong("the step rounded to bfloat16 beside float32", exactly(iterate=to_bfloat16),
-          WEIGHT, is_float32),
+    Wrong("the step rounded before the weight", exactly(iterate=to_bfloat16), WEIGHT, rounds_once),
+    Wrong("the step rounded to bfloat16 beside float32", exactly(iterate=to_bfloat16), WEIGHT, is_float32),
     Wrong("the weight truncated", exactly(last=lambda w, t: truncated(w, t.float())), WEIGHT, rounds_once),
     Wrong("the weight rounded down", exactly(last=lambda w, t: rounded_down(w, t.float())), WEIGHT, SINKGD),
     *wrong.damages(EXACT, WEIGHT),

@@ -1,7 +1,4 @@
-"""Correct implementations of dot_compress and wrong ones.
-
-GOOD differs in the order of sums and in how a matrix unit adds, WRONG in what no implementation may do.
-"""
+"""Correct implementations of dot_compress and wrong ones."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import torch
 
 from ci.gate import products, wrong
 from ci.gate.arithmetic import bfloat16, half_up, keep_bits, rounded_down, truncated
-from ci.gate.damage import Change, at, edited
+from ci.gate.damage import Change, at, cleared, edited
 from ci.gate.products import Rounding
 from ci.gate.wrong import Results, Run, Wrong, everywhere, is_float32, narrow
 from ci.operators.dot_compress.steps import EXACT, PYTORCH, Steps, carried, right
@@ -89,10 +86,6 @@ def low_part_short(w: DotWorkload, t: torch.Tensor) -> torch.Tensor:
 def made(change: Change) -> Callable[[DotWorkload, torch.Tensor], torch.Tensor]:
     """An intermediate changed after its rounding."""
     return lambda w, t: change(carried(w, t))
-
-
-def cleared(*where: object) -> Change:
-    return at(where, lambda t: 0 * t[where])
 
 
 def stepwise(function: Callable[..., Results]) -> Run:

@@ -1,7 +1,4 @@
-"""Correct implementations of hc_mixes and wrong ones.
-
-GOOD differs in the order of sums and in how a matrix unit makes products, WRONG in what none may do.
-"""
+"""Correct implementations of hc_mixes and wrong ones."""
 
 from __future__ import annotations
 
@@ -14,9 +11,9 @@ import torch
 from ci.gate import wrong
 from ci.gate.arithmetic import bfloat16, keep_bits, truncated
 from ci.gate.columns import Change
-from ci.gate.damage import at
+from ci.gate.damage import cleared
 from ci.gate.products import Product, in_float64, in_order, permuted, plain, split, to_bfloat16, tree
-from ci.gate.wrong import Results, Run, Wrong, everywhere, narrow
+from ci.gate.wrong import Results, Run, Wrong, by_eager, everywhere, narrow
 from ci.operators.hc_mixes.steps import (
     EXACT,
     TILE,
@@ -34,7 +31,6 @@ from helion_sinkhorn.lab.mixes.budget import RESULTS
 from helion_sinkhorn.lab.mixes.evidence import run
 from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
 
-Where = Callable[[MixesWorkload], bool]
 ODD, SINGLE, LONG, HEAD = (f"mixes_{name}" for name in ("odd", "odd_fp32", "long", "head"))
 
 
@@ -54,9 +50,7 @@ def pytorch(w: MixesWorkload, x, dmixes, fn) -> Results:
     return dict(zip(RESULTS, map(torch.stack, zip(*found, strict=True)), strict=True))
 
 
-def right(w: MixesWorkload, *inputs) -> Results:
-    """The path of a CPU."""
-    return run(w, None, RESULTS, *inputs)
+right = by_eager(run, RESULTS)
 
 
 def wide(w: MixesWorkload) -> bool:
@@ -67,16 +61,11 @@ def single(w: MixesWorkload) -> bool:
     return w.dtype == torch.float32
 
 
-def asked(where: Where, steps: Run) -> Run:
-    """Where it is right; elsewhere nothing."""
-    return lambda w, *inputs: steps(w, *inputs) if where(w) else {}
-
-
 def in_tf32(change: Change) -> Run:
     """One TF32 product for each, of x only where it is float32."""
     of_single = Steps(fn=change, fn_back=change, g=change, x=change)
     of_narrow = replace(of_single, x=lambda t: t)
-    return asked(lambda w: not wide(w), lambda w, *t: (of_single if single(w) else of_narrow)(w, *t))
+    return wrong.where(lambda w: not wide(w), lambda w, *t: (of_single if single(w) else of_narrow)(w, *t))
 
 
 NVIDIA = summed(in_three_parts)
@@ -110,13 +99,7 @@ def exactly(**steps) -> Steps:
     return Steps(exactly=True, **steps)
 
 
-def call(**change) -> Run:
-    """Right for another call; values may be functions of the workload."""
-    return lambda w, *inputs: EXACT(
-        replace(w, **{n: v(w) if callable(v) else v for n, v in change.items()}), *inputs
-    )
-
-
+call = functools.partial(wrong.called, EXACT)
 given = functools.partial(wrong.given, EXACT, ("x", "dmixes", "fn"))
 one = functools.partial(wrong.one, EXACT)
 
@@ -212,14 +195,12 @@ WRONG = [
     Wrong("dfn not scaled by r", exactly(r_of_dfn=torch.ones_like), ("dfn",), everywhere),
     Wrong("terms of dx rounded by themselves", exactly(term=lambda w, t: bfloat16(t.float()).double()),
           ("dx",), single),
-    Wrong("dx truncated", exactly(last=lambda w, t: truncated(w, t.float())), ("dx",),
-          narrow),
+    Wrong("dx truncated", exactly(last=lambda w, t: truncated(w, t.float())), ("dx",), narrow),
     Wrong("rows of fn one further", given(fn=lambda t: t.roll(1, -2)), ("mixes", "dx"), lambda w: w.m > 1),
     Wrong("the tail of the columns dropped", exactly(z=whole_tiles), ("mixes",), tail),
     Wrong("the last row dropped from dx", exactly(product=without(1)), ("dx",), lambda w: w.m > 1),
     Wrong("fn in half precision", given(fn=lambda t: t.half().float()), ("mixes", "dx"), ODD),
-    Wrong("the last column of fn is 0", given(fn=at((..., -1), lambda t: 0 * t[..., -1])), ("mixes", "dx"),
-          ODD),
+    Wrong("the last column of fn is 0", given(fn=cleared(..., -1)), ("mixes", "dx"), ODD),
     Wrong("columns wrap at 256", given(x=lambda t: t.flatten(2)[..., torch.arange(
           t[0, 0].numel()) % 256].view(t.shape)), ("mixes", "dfn"), ODD),
     Wrong("tokens wrap at 32", given(x=lambda t: t[:, torch.arange(t.size(1)) % 32]), ("mixes", "dx"), LONG),

@@ -10,11 +10,10 @@ import torch
 
 from ci.gate.arithmetic import PLAIN, Arithmetic
 from ci.gate.columns import Change, at_once, same
-from ci.gate.wrong import Results
-from helion_sinkhorn.lab.post.budget import RESULTS
+from ci.gate.wrong import Results, by_eager
+from helion_sinkhorn.lab.post.budget import exact
 from helion_sinkhorn.lab.post.evidence import dtype_of, results, run
 from helion_sinkhorn.lab.post.workloads import HcPostWorkload
-from helion_sinkhorn.ops.mhc.post import reference
 
 NAMES = ("f", "x", "post", "comb", "grad", "bias")
 """The inputs, in the gate's order."""
@@ -79,22 +78,13 @@ class Steps:
 
 
 EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))
-"""Rounded once from float64: a fault made of it has no rounding error."""
 
 
 @functools.lru_cache(maxsize=1)
 def pytorch(w: HcPostWorkload, f, x, post, comb, grad, bias=None) -> Results:
     """The specification in float32 and autograd; the gradient of the bias element by element."""
-    given = (f, x, post, comb) if bias is None else (f, x, post, comb, bias)
-    leaves = [t.detach().float().requires_grad_() for t in given]
-    each = None if bias is None else leaves[4].unsqueeze(1)
-    out = reference.hc_post(*leaves[:4], each, comb_order=w.comb_order)
-    found = dict(zip(RESULTS, (out.detach(), *torch.autograd.grad(out, leaves, grad.float())), strict=False))
-    if bias is not None:
-        found["dbias"] = found["dbias"].unsqueeze(1)
+    found = exact(f, x, post, comb, grad, bias, w.comb_order, torch.float32)
     return {name: t.to(dtype_of(w, name)) for name, t in found.items()}
 
 
-def right(w: HcPostWorkload, *inputs: torch.Tensor) -> Results:
-    """The path of a CPU."""
-    return run(w, None, results(w), *inputs)
+right = by_eager(run, results)

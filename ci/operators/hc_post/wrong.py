@@ -1,12 +1,8 @@
-"""Correct implementations of hc_post and wrong ones.
-
-GOOD differs in the order of sums and in what is fused, WRONG in what no implementation may do.
-"""
+"""Correct implementations of hc_post and wrong ones."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 from dataclasses import replace
 
 import torch
@@ -14,11 +10,10 @@ import torch
 from ci.gate import columns, wrong
 from ci.gate.arithmetic import Arithmetic, bfloat16, keep_bits, truncated
 from ci.gate.columns import Change
-from ci.gate.damage import as_if_rows_had, at, clamped, edited
-from ci.gate.wrong import Results, Run, Wrong, everywhere, narrow
+from ci.gate.damage import as_if_rows_had, at, clamped, cleared, edited
+from ci.gate.wrong import Run, Wrong, everywhere, narrow
 from ci.operators.hc_post.steps import EXACT, NAMES, Steps, pytorch, right
 from helion_sinkhorn.lab.post.workloads import HcPostWorkload
-from helion_sinkhorn.runtime.pieces import pieces
 
 VENDORS = {
     "nvidia": Steps(Arithmetic(fused=True), columns.tiles),
@@ -49,7 +44,7 @@ MODEL, SINGLE, SIGNED, BIAS, TOKENS, LAST, ODD, PERMUTATION, THREE, OUTPUT = (
 WEIGHTED = ("out", "df", "dx")
 """Results that take the weights, and are rounded to the dtypes of x and f."""
 SUMMED = ("dpost", "dcomb")
-last_stream_lost = at((..., -1, slice(None)), lambda t: 0 * t[..., -1, :])
+last_stream_lost = cleared(..., -1, slice(None))
 
 
 def wide_weights(w: HcPostWorkload) -> bool:
@@ -87,11 +82,9 @@ def over_tokens(total: Change) -> Run:
     return Steps(tokens=total, dtype=torch.float64)
 
 
-def in_the_dtype_of_x(*fields: str) -> Run:
-    """Steps that round more than once: these fields round to the dtype of x."""
-    return lambda w, *inputs: Steps(
-        **{name: lambda t: t.to(w.dtype).float() for name in fields}
-    )(w, *inputs)  # fmt: skip
+def accumulating(partial: Change) -> Run:
+    """An accumulator that rounds."""
+    return Steps(Arithmetic(partial=partial))
 
 
 def without_bias_in_dpost(w, f, x, post, comb, grad, bias):
@@ -100,20 +93,6 @@ def without_bias_in_dpost(w, f, x, post, comb, grad, bias):
 
 def tf32(t: torch.Tensor) -> torch.Tensor:
     return keep_bits(t, 10)
-
-
-def other_order(w: HcPostWorkload, *inputs) -> Results:
-    """comb_order ignored."""
-    return EXACT(replace(w, comb_order="io"), *inputs)
-
-
-def second_piece_by_the_first(w: HcPostWorkload, f, x, post, comb, *rest) -> Results:
-    """A piece of the tokens takes the weights of the one before it."""
-    post, comb = (t.flatten(0, 1).clone() for t in (post, comb))
-    for weights in (post, comb):
-        for before, piece in itertools.pairwise(pieces(len(weights), w.n * w.c)):
-            weights[piece] = weights[before][: len(weights[piece])]
-    return right(w, f, x, *(t.unflatten(0, f.shape[:2]) for t in (post, comb)), *rest)
 
 
 def post_twice(w, f, x, post, *rest):
@@ -133,7 +112,7 @@ WRONG = [
     Wrong("comb of the token before", given(comb=lambda t: t.roll(1, 1)), ("out", "dx"),
           lambda w: w.tokens > 1),
     Wrong("comb at multiples of four streams", given(comb=as_if_rows_had(4)), ("out", "dx"), THREE),
-    Wrong("comb_order ignored", other_order, ("out", "dx", "dcomb"), LAST),
+    Wrong("comb_order ignored", wrong.called(EXACT, comb_order="io"), ("out", "dx", "dcomb"), LAST),
     Wrong("streams not mixed", given(comb=lambda t: torch.eye(t.size(-1)).expand_as(t)), ("out", "dx"),
           everywhere),
     Wrong("comb without its last input stream", given(x=last_stream_lost), ("out", "dcomb"), everywhere),
@@ -142,7 +121,8 @@ WRONG = [
     Wrong("post left out", given(post=torch.ones_like), ("out", "df"), everywhere),
     Wrong("post of the stream before", given(post=lambda t: t.roll(1, -1)), ("out", "df"), several),
     Wrong("post at multiples of four streams", given(post=as_if_rows_had(4)), ("out", "df"), THREE),
-    Wrong("weights of the piece of tokens before", second_piece_by_the_first, ("out", "df"), MODEL),
+    Wrong("weights of the piece of tokens before", wrong.of_the_piece_before(right, 2, 3), ("out", "df"),
+          MODEL),
     Wrong("the output of the sublayer left out", given(f=torch.zeros_like), ("out", "dpost"),
           lambda w: not w.has_bias),
     Wrong("f of the element before", given(f=lambda t: t.roll(1, 0)), ("out", "dpost"), SINGLE),
@@ -166,11 +146,12 @@ WRONG = [
           ("df", "dx", "dpost", "dcomb"), lambda w: w.dtype != torch.bfloat16),
     Wrong("upstream gradient of the stream before", given(grad=lambda g: g.roll(1, -2)),
           ("df", "dx", "dpost", "dcomb"), PERMUTATION),
-    Wrong("products rounded before they are added", in_the_dtype_of_x("product"), WEIGHTED,
+    Wrong("products rounded before they are added", wrong.rounding(Steps, "product"), WEIGHTED,
           lambda w: narrow(w) and mixes(w) and w.f_dtype is None),
-    Wrong("product and mixed streams rounded each by itself", in_the_dtype_of_x("mixed"), ("out",), narrow),
-    Wrong("a narrow accumulator", lambda w, *inputs: Steps(Arithmetic(
-        partial=lambda t: t.to(w.dtype).float()))(w, *inputs), ("out",), lambda w: narrow(w) and mixes(w)),
+    Wrong("product and mixed streams rounded each by itself", wrong.rounding(Steps, "mixed"), ("out",),
+          narrow),
+    Wrong("a narrow accumulator", wrong.rounding(accumulating, "partial"), ("out",),
+          lambda w: narrow(w) and mixes(w)),
     Wrong("products not rounded before they are added", Steps(Arithmetic(fused=True)), WEIGHTED, SINGLE,
           hidden="one rounding less: nearer to the truth than the budget asks"),
     Wrong("results truncated", Steps(last=truncated), WEIGHTED,

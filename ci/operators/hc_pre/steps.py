@@ -10,11 +10,10 @@ import torch
 
 from ci.gate.arithmetic import PLAIN, Arithmetic
 from ci.gate.columns import Change, at_once, same
-from ci.gate.wrong import Results
-from helion_sinkhorn.lab.pre.budget import RESULTS
+from ci.gate.wrong import Results, by_eager
+from helion_sinkhorn.lab.pre.budget import RESULTS, exact
 from helion_sinkhorn.lab.pre.evidence import dtype_of, run
 from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
-from helion_sinkhorn.ops.mhc.pre import reference
 
 
 @dataclass(frozen=True)
@@ -47,18 +46,12 @@ class Steps:
 
 
 EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))
-"""Rounded once from float64: a fault made of it has no rounding error."""
 
 
 @functools.lru_cache(maxsize=1)
-def pytorch(w: HcPreWorkload, x, pre, dy) -> Results:
+def pytorch(w: HcPreWorkload, *inputs: torch.Tensor) -> Results:
     """The specification in float32 and autograd."""
-    leaves = [t.detach().float().requires_grad_() for t in (x, pre)]
-    y = reference.hc_pre(*leaves)
-    found = y.detach(), *torch.autograd.grad(y, leaves, dy.float())
-    return {name: t.to(dtype_of(w, name)) for name, t in zip(RESULTS, found, strict=True)}
+    return {name: t.to(dtype_of(w, name)) for name, t in exact(*inputs, dtype=torch.float32).items()}
 
 
-def right(w: HcPreWorkload, *inputs: torch.Tensor) -> Results:
-    """The path of a CPU."""
-    return run(w, None, RESULTS, *inputs)
+right = by_eager(run, RESULTS)

@@ -1,24 +1,19 @@
-"""Correct implementations of hc_pre and wrong ones.
-
-GOOD differs in the order of sums and in what is fused, WRONG in what no implementation may do.
-"""
+"""Correct implementations of hc_pre and wrong ones."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 
 import torch
 
 from ci.gate import columns, wrong
 from ci.gate.arithmetic import Arithmetic, bfloat16, half_up, keep_bits, truncated
 from ci.gate.columns import Change
-from ci.gate.damage import as_if_rows_had, at, clamped
-from ci.gate.wrong import Results, Run, Wrong, everywhere, narrow
+from ci.gate.damage import as_if_rows_had, clamped, cleared
+from ci.gate.wrong import Run, Wrong, everywhere, narrow
 from ci.operators.hc_pre.steps import EXACT, Steps, pytorch, right
 from helion_sinkhorn.lab.pre.budget import RESULTS
 from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
-from helion_sinkhorn.runtime.pieces import pieces
 
 VENDORS = {
     "nvidia": Steps(Arithmetic(fused=True), columns.tiles),
@@ -67,22 +62,9 @@ def summed(total: Change) -> Run:
     return Steps(columns=total, dtype=torch.float64)
 
 
-def rounded(w: HcPreWorkload, *inputs) -> Results:
-    """Products rounded to the dtype of x before they are added."""
-    return Steps(product=lambda t: t.to(w.dtype).float())(w, *inputs)
-
-
-def accumulated(w: HcPreWorkload, *inputs) -> Results:
-    """An accumulator of the dtype of x."""
-    return Steps(Arithmetic(partial=lambda t: t.to(w.dtype).float()))(w, *inputs)
-
-
-def second_piece_by_the_first(w: HcPreWorkload, x, pre, dy) -> Results:
-    """A piece of the tokens takes the weights of the one before it."""
-    weights = pre.flatten(0, 1).clone()
-    for before, piece in itertools.pairwise(pieces(len(weights), w.n * w.c)):
-        weights[piece] = weights[before][: len(weights[piece])]
-    return right(w, x, weights.view(pre.shape), dy)
+def accumulating(partial: Change) -> Run:
+    """An accumulator that rounds."""
+    return Steps(Arithmetic(partial=partial))
 
 
 WRONG = [
@@ -90,7 +72,7 @@ WRONG = [
     Wrong("weights of the token before", given(pre=lambda t: t.roll(1, 1)), ("y", "dx"),
           lambda w: w.tokens > 1),
     Wrong("weights of the element before", given(pre=lambda t: t.roll(1, 0)), ("y", "dx"), SINGLE),
-    Wrong("weights of the piece of tokens before", second_piece_by_the_first, ("y", "dx"), MODEL),
+    Wrong("weights of the piece of tokens before", wrong.of_the_piece_before(right, 1), ("y", "dx"), MODEL),
     Wrong("weights at multiples of four streams", given(pre=as_if_rows_had(4)), ("y", "dx"), THREE),
     Wrong("weights left out", given(pre=torch.ones_like), ("y", "dx"), everywhere),
     Wrong("weights without their sign", given(pre=torch.abs), ("y", "dx"), SIGNED),
@@ -99,8 +81,7 @@ WRONG = [
           lambda w: weighted(w) and not narrow(w)),
     Wrong("small weights 0", given(pre=lambda t: torch.where(t.abs() < 2.0**-8, 0.0, t)), ("y", "dx"),
           PEAKED),
-    Wrong("the last stream left out", given(x=at((..., -1, slice(None)), lambda t: 0 * t[..., -1, :])),
-          ("y", "dpre"), everywhere),
+    Wrong("the last stream left out", given(x=cleared(..., -1, slice(None))), ("y", "dpre"), everywhere),
     Wrong("streams of another layout, the stream last",
           given(x=lambda t: t.reshape(*t.shape[:-2], t.size(-1), t.size(-2)).mT.contiguous()), ("y", "dpre"),
           SINGLE),
@@ -115,8 +96,10 @@ WRONG = [
     Wrong("upstream gradient of the element before", given(dy=lambda g: g.roll(1, 0)), ("dx", "dpre"),
           SINGLE),
     Wrong("upstream rows at multiples of eight entries", given(dy=as_if_rows_had(72)), ("dx", "dpre"), ODD),
-    Wrong("products rounded before they are added", rounded, ("y",), lambda w: narrow(w) and added(w)),
-    Wrong("a narrow accumulator", accumulated, ("y",), lambda w: narrow(w) and added(w) and w.n > 2),
+    Wrong("products rounded before they are added", wrong.rounding(Steps, "product"), ("y",),
+          lambda w: narrow(w) and added(w)),
+    Wrong("a narrow accumulator", wrong.rounding(accumulating, "partial"), ("y",),
+          lambda w: narrow(w) and added(w) and w.n > 2),
     Wrong("results truncated", Steps(last=truncated), ("y", "dx"),
           lambda w: narrow(w) and w.values != "one stream"),
     Wrong("ties away from zero at the store", Steps(last=half_up), ("y",), TOKENS,
@@ -137,8 +120,7 @@ WRONG = [
           several),
     Wrong("dx shared among the streams", wrong.exchanged(EXACT, lambda w, found: {"dx": found["dx"] / w.n}),
           ("dx",), several),
-    Wrong("the last column of dx never computed", one("dx", at((..., -1), lambda t: 0 * t[..., -1])), ("dx",),
-          everywhere),
+    Wrong("the last column of dx never computed", one("dx", cleared(..., -1)), ("dx",), everywhere),
     Wrong("a part of the column before", one("y", lambda t: t + 2.0**-5 * t.roll(1, -1)), ("y",), everywhere),
     *wrong.damages(EXACT, RESULTS),
     *wrong.of_any(right, SINGLE, "y", 2),

@@ -10,7 +10,7 @@ import torch
 
 from ci.gate.arithmetic import PLAIN, Arithmetic
 from ci.gate.columns import Change, at_once, same
-from ci.gate.wrong import Results
+from ci.gate.wrong import Results, by_eager
 from helion_sinkhorn.lab.pre.evidence import run
 from helion_sinkhorn.lab.pre.normed.budget import RESULTS, by_autograd
 from helion_sinkhorn.lab.pre.normed.evidence import dtype_of
@@ -69,7 +69,6 @@ class Steps:
 
 
 EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))
-"""Rounded once from float64: a fault made of it has no rounding error."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -79,6 +78,4 @@ def pytorch(w: HcPreWorkload, *inputs: torch.Tensor) -> Results:
     return {name: t.to(dtype_of(w, name)) for name, t in found.items()}
 
 
-def right(w: HcPreWorkload, *inputs: torch.Tensor) -> Results:
-    """The path of a CPU."""
-    return run(w, None, RESULTS, *inputs)
+right = by_eager(run, RESULTS)

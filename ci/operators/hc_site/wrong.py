@@ -1,6 +1,5 @@
 """Correct implementations of hc_site and wrong ones.
 
-GOOD differs in how its parts compute and in the order of dx's terms, WRONG in what no implementation may do.
 What is wrong within a part is found with its own operator; here is what lies between the parts, and what a
 site would hide.
 """
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
@@ -81,11 +79,6 @@ SPLIT_K = of_mixes.summed(functools.partial(split, count=8))
 TWO_PARTS = Projection(fn_back=of_parts(2))
 
 
-def asked(where: Callable[[HcSiteWorkload], bool], run: Run) -> Run:
-    """Where it is right; elsewhere nothing."""
-    return lambda w, *inputs: run(w, *inputs) if where(w) else {}
-
-
 GOOD: dict[str, Run] = {
     "rounded once from float64": EXACT,
     "PyTorch float32": without_slopes,
@@ -99,7 +92,7 @@ GOOD: dict[str, Run] = {
     "fn in two parts for a narrow dx": lambda w, *inputs: {
         name: t for name, t in Steps(TWO_PARTS)(w, *inputs).items() if name != "dx" or narrow(w)
     },
-    "TF32 where asked": asked(lambda w: not wide(w), Steps(Projection(fn=tf32, fn_back=tf32, g=tf32))),
+    "TF32 where asked": wrong.where(lambda w: not wide(w), Steps(Projection(fn=tf32, fn_back=tf32, g=tf32))),
     **boundary.GOOD,
 }
 
@@ -107,17 +100,11 @@ GOOD: dict[str, Run] = {
 given = functools.partial(wrong.given, EXACT, NAMES)
 one = functools.partial(wrong.one, EXACT)
 exchanged = functools.partial(wrong.exchanged, EXACT)
+call = functools.partial(wrong.called, EXACT)
 
 
 def ones_for_unused(w: HcSiteWorkload, *inputs) -> Results:
     return given(**dict.fromkeys(unused(w), torch.ones_like))(w, *inputs)
-
-
-def call(**change) -> Run:
-    """Right for another call; values may be functions of the workload."""
-    return lambda w, *inputs: EXACT(
-        replace(w, **{name: v(w) if callable(v) else v for name, v in change.items()}), *inputs
-    )
 
 
 def of_terms(change: Callable[..., tuple[torch.Tensor, ...]]) -> Run:

@@ -9,22 +9,22 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import torch
 
+from ci.gate import columns
 from ci.gate.arithmetic import PLAIN, Arithmetic
-from ci.gate.columns import Change, same
-from ci.gate.wrong import Results
+from ci.gate.columns import Change
+from ci.gate.wrong import Results, by_eager
 from ci.operators.sinkhorn import steps as sinkhorn
 from helion_sinkhorn.lab.sinkhorn import budget as testing
+from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.lab.split.budget import RESULTS
 from helion_sinkhorn.lab.split.evidence import run
 from helion_sinkhorn.lab.split.workloads import HcWorkload
 from helion_sinkhorn.ops.mhc.split import reference
 
 GRADIENTS = ("dmixes", "dbase", "dscale")
-TILE = 32
 
 
 def parts(w: HcWorkload, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -36,41 +36,14 @@ def square(w: HcWorkload, t: torch.Tensor) -> torch.Tensor:
     return t.unflatten(-1, (w.n, w.n))
 
 
-# Sums over the tokens of an element: (K, G, columns) -> (K, 1, columns)
+def over_tokens(total: Change) -> Change:
+    """A sum over the last axis as one over the tokens of an element, (K, G, columns) -> (K, 1, columns)."""
+    return lambda t: total(t.mT).unsqueeze(1)
 
 
-def at_once(t: torch.Tensor) -> torch.Tensor:
-    return t.sum(1, keepdim=True)
-
-
-def wide(t: torch.Tensor) -> torch.Tensor:
-    return t.double().sum(1, keepdim=True).to(t.dtype)
-
-
-def in_order(t: torch.Tensor, partial: Change = same) -> torch.Tensor:
-    """One token after another."""
-    total = torch.zeros_like(t[:, :1])
-    for token in t.split(1, 1):
-        total = partial(total + token)
-    return total
-
-
-def backwards(t: torch.Tensor) -> torch.Tensor:
-    return in_order(t.flip(1))
-
-
-def tree(t: torch.Tensor) -> torch.Tensor:
-    return Arithmetic(sums="tree").sum(t, 1)
-
-
-def tiles(t: torch.Tensor) -> torch.Tensor:
-    """A tree within each tile of tokens, the tiles in order."""
-    return in_order(torch.cat([tree(tile) for tile in t.split(TILE, 1)], 1))
-
-
-def programs(t: torch.Tensor, count: int = 7) -> torch.Tensor:
-    """Every seventh token to one program, then a tree of programs."""
-    return tree(torch.cat([in_order(t[:, k::count]) for k in range(min(count, t.size(1)))], 1))
+at_once = over_tokens(columns.at_once)
+tiles = over_tokens(columns.tiles_one_by_one)
+tree = over_tokens(columns.tree)
 
 
 # Sinkhorn: (workload, logits, gradient, arithmetic) -> (comb, gradient of the logits), comb by input stream
@@ -81,12 +54,13 @@ def scaling(w, logits, grad, machine: Arithmetic):
     return testing.scaling_form(logits, grad, w.n_iters, w.eps, "deepseek", "rows", machine)
 
 
-def differentiated(function: Callable[..., torch.Tensor]):
-    """By autograd, from a function (workload, logits, arithmetic)."""
+def by_autograd(function: Callable[..., torch.Tensor]):
+    """From a function (call of `sinkhorn`, logits, arithmetic)."""
 
     def comb(w, logits, grad, machine):
         leaf = logits.detach().clone().requires_grad_()
-        p = function(w, leaf, machine)
+        call = SinkhornWorkload(w.name, w.n, w.n, w.batch, w.tags, w.source, w.n_iters, eps=w.eps)
+        p = function(call, leaf, machine)
         return p.detach(), torch.autograd.grad(p, leaf, grad)[0]
 
     return comb
@@ -94,12 +68,7 @@ def differentiated(function: Callable[..., torch.Tensor]):
 
 def in_place(**change):
     """The matrix itself divided by its sums; change: the change of Sinkhorn's matrix."""
-
-    def function(w, t, machine):
-        call = SimpleNamespace(first="rows", form="deepseek", eps=w.eps, n_iters=w.n_iters)
-        return sinkhorn.in_place(t, call, machine, **change)
-
-    return differentiated(function)
+    return by_autograd(lambda call, t, machine: sinkhorn.in_place(t, call, machine, **change))
 
 
 def other_gradient(gradient: Callable[..., torch.Tensor]):
@@ -187,7 +156,6 @@ class Steps:
 
 
 EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))
-"""Rounded once from float64: a fault made of it has no rounding error."""
 exactly = functools.partial(Steps, dtype=torch.float64)
 
 
@@ -222,6 +190,4 @@ def pytorch(w: HcWorkload, mixes, dpre, dpost, dcomb, scale, base) -> Results:
     return dict(zip(RESULTS, map(torch.stack, zip(*found, strict=True)), strict=True))
 
 
-def right(w: HcWorkload, *inputs: torch.Tensor) -> Results:
-    """The path of a CPU."""
-    return run(w, None, RESULTS, *inputs)
+right = by_eager(run, RESULTS)

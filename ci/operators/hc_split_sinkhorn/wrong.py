@@ -1,17 +1,12 @@
-"""Correct implementations of hc_split_sinkhorn and wrong ones.
-
-GOOD differs in the order of sums, in functions and in how Sinkhorn's iterations are carried, WRONG in what
-no implementation may do.
-"""
+"""Correct implementations of hc_split_sinkhorn and wrong ones."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import torch
 
-from ci.gate import arithmetic, wrong
+from ci.gate import arithmetic, columns, wrong
 from ci.gate.arithmetic import AMD, NVIDIA, PLAIN, Arithmetic, bfloat16, keep_bits
 from ci.gate.columns import Change
 from ci.gate.damage import at, edited
@@ -19,28 +14,25 @@ from ci.gate.wrong import Run, Wrong, everywhere, narrow
 from ci.operators.hc_split_sinkhorn.steps import (
     EXACT,
     GRADIENTS,
-    TILE,
     Steps,
     at_once,
-    backwards,
+    by_autograd,
     by_exp,
     by_exp_of_size,
     by_tanh,
-    differentiated,
     exactly,
-    in_order,
     in_place,
     other_gradient,
+    over_tokens,
     parts,
-    programs,
     pytorch,
     right,
     rms,
     scaling,
     tiles,
     tree,
-    wide,
 )
+from ci.operators.sinkhorn import wrong as of_sinkhorn
 from helion_sinkhorn.lab.sinkhorn.implicit.budget import Stationarity
 from helion_sinkhorn.lab.split.budget import RESULTS
 from helion_sinkhorn.lab.split.workloads import HcWorkload
@@ -70,12 +62,14 @@ GOOD: dict[str, Run] = {
     "PyTorch float32": without_slopes,
     "the CPU path": right,
     "u-v, tokens at once": Steps(),
-    "u-v, tokens in order": Steps(total=in_order),
-    "u-v, sums and tokens backwards": Steps(Arithmetic(sums="backwards"), total=backwards),
+    "u-v, tokens in order": Steps(total=over_tokens(columns.in_order)),
+    "u-v, sums and tokens backwards": Steps(
+        Arithmetic(sums="backwards"), total=over_tokens(lambda t: columns.in_order(t.flip(-1)))
+    ),
     "u-v, trees": Steps(Arithmetic(sums="tree"), total=tree),
     "u-v, fused, tiles of tokens": Steps(Arithmetic(fused=True), total=tiles),
-    "u-v, programs of tokens, columns last": Steps(total=programs, columns_first=False),
-    "u-v, tokens in float64": Steps(total=wide),
+    "u-v, programs of tokens, columns last": Steps(total=over_tokens(columns.programs), columns_first=False),
+    "u-v, tokens in float64": Steps(total=over_tokens(columns.wide)),
     "u-v, NVIDIA functions": Steps(NVIDIA, sigmoid=by_exp_of_size, total=tiles),
     "u-v, AMD functions": Steps(AMD, sigmoid=by_exp_of_size, total=tiles),
     "in place, division rounded": Steps(comb=in_place(), total=tiles),
@@ -85,20 +79,11 @@ GOOD: dict[str, Run] = {
 }
 
 
-def call(**change) -> Run:
-    """Right for another call; values may be functions of the workload."""
-
-    def run(w, *inputs):
-        other = {name: v(w) if callable(v) else v for name, v in change.items()}
-        return EXACT(replace(w, **other), *inputs)
-
-    return run
-
-
 NAMES = ("mixes", "dpre", "dpost", "dcomb", "scale", "base")
 given = functools.partial(wrong.given, EXACT, NAMES)
 one = functools.partial(wrong.one, EXACT)
 exchanged = functools.partial(wrong.exchanged, EXACT)
+call = functools.partial(wrong.called, EXACT)
 
 
 def columns_first(w, logits, grad, machine):
@@ -108,14 +93,6 @@ def columns_first(w, logits, grad, machine):
 def logits_by_columns(w, logits, grad, machine):
     p, dlogits = scaling(w, logits.mT, grad, machine)
     return p, dlogits.mT
-
-
-def without_first_sums(w, t, machine):
-    """The softmax differentiated as if its sums were constants."""
-    p = (t - t.logsumexp(-1, keepdim=True).detach()).exp() + w.eps
-    for k in range(2 * w.n_iters - 1):
-        p = p / (p.sum(-1 if k % 2 else -2, keepdim=True) + w.eps)
-    return p
 
 
 def stationary(w, logits, grad):
@@ -167,25 +144,18 @@ def gradient_without_norm(w, mixes, *rest):
     return found | {"dmixes": t}
 
 
-def maximum_left_out(w, t, machine):
+def maximum_left_out(w, t):
     e = t.exp()
-    return iterated(w, e / e.sum(-1, keepdim=True) + w.eps)
+    return of_sinkhorn.iterated(w, e / e.sum(-1, keepdim=True) + w.eps)
 
 
-def iterated(w, p):
-    for k in range(2 * w.n_iters - 1):
-        p = p / (p.sum(-1 if k % 2 else -2, keepdim=True) + w.eps)
-    return p
-
-
-def padding_counted(w, t, machine):
-    """A row and a column of logits 0 beside the matrix."""
-    wide = torch.nn.functional.pad(t, (0, 1, 0, 1))
-    return iterated(w, wide.softmax(-1) + w.eps)[..., :-1, :-1]
+def plainly(function):
+    """Comb by a function of Sinkhorn's call and the logits."""
+    return by_autograd(lambda call, t, machine: function(call, t))
 
 
 def with_comb(function) -> Run:
-    return Steps(comb=differentiated(function))
+    return Steps(comb=plainly(function))
 
 
 def unused(w: HcWorkload) -> bool:
@@ -246,15 +216,15 @@ WRONG = [
           ("dmixes",), lambda w: w.n_iters > 1 and unconverged(w)),
     Wrong("implicit gradient passed off as exact", exactly(comb=other_gradient(stationary)), ("dmixes",),
           unconverged),
-    Wrong("the softmax's adjoint missing", exactly(comb=differentiated(without_first_sums)), ("dmixes",),
-          lambda w: based(w) and w.dtype != torch.bfloat16),
+    Wrong("the softmax's adjoint missing", exactly(comb=plainly(of_sinkhorn.without_first_sums)),
+          ("dmixes",), lambda w: based(w) and w.dtype != torch.bfloat16),
     Wrong("scalings taken for constants", exactly(comb=other_gradient(
         lambda w, t, grad: scaling(w, t, grad, PLAIN)[0] * grad)), ("dmixes",), everywhere),
     Wrong("dscale of another part", one("dscale", lambda t: t.roll(1, -1)), ("dscale",), everywhere),
     Wrong("dscale from the rounded dmixes", from_stored_dmixes, ("dscale",), narrow),
-    Wrong("sums of 16 bits", Steps(total=functools.partial(in_order, partial=lambda t: keep_bits(t, 15))),
-          ("dbase", "dscale"), everywhere),
-    Wrong("sums of the first tile of tokens", exactly(total=lambda t: at_once(t[:, :TILE])),
+    Wrong("sums of 16 bits", Steps(total=over_tokens(functools.partial(
+        columns.in_order, partial=lambda t: keep_bits(t, 15)))), ("dbase", "dscale"), everywhere),
+    Wrong("sums of the first tile of tokens", exactly(total=lambda t: at_once(t[:, :32])),
           ("dbase", "dscale"), everywhere),
     Wrong("dbase times the scale", exchanged(lambda w, found: {"dbase": at_once(found["dmixes"].float())}),
           ("dbase",), lambda w: scaled(w) and not reduced(w)),
@@ -289,7 +259,7 @@ WRONG = [
     Wrong("no maximum subtracted", with_comb(maximum_left_out), OF_COMB, "hc_peaked"),
     Wrong("no maximum subtracted, logits of a model", with_comb(maximum_left_out), ("comb",), THREE,
           hidden="any shift gives the same softmax until an exponential overflows"),
-    Wrong("padding counted", with_comb(padding_counted), OF_COMB, THREE),
+    Wrong("padding counted", with_comb(of_sinkhorn.padded), OF_COMB, THREE),
     Wrong("the first token's scale for all parts", given(scale=lambda s: s[:, :1].expand_as(s)), VALUES, ONE),
     Wrong("base one column late", given(base=lambda b: b.roll(1, -1)), VALUES, THREE),
     Wrong("base in half precision", given(base=lambda b: b.half().float()), VALUES, ONE),

@@ -1,21 +1,19 @@
 """Correct solvers of the equations of stationarity and wrong ones.
 
-GOOD varies the solver and the order of sums; WRONG does what no implementation may do.  Each
-computes the results of JUDGED that it implements.
+Each computes the results of JUDGED that it implements.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
 from ci.gate import arithmetic, wrong
 from ci.gate.arithmetic import AMD, NVIDIA, Arithmetic, bfloat16, keep_bits, truncated
-from ci.gate.damage import at, clamped_to_the_last
-from ci.gate.wrong import Results, Run, Wrong, everywhere, is_float32, narrow
+from ci.gate.damage import at, clamped_to_the_last, neighbour_leaks
+from ci.gate.wrong import Results, Run, Wrong, by_eager, everywhere, is_float32, narrow
 from ci.operators.implicit.solvers import (
     Solve,
     conjugate_gradients,
@@ -56,9 +54,8 @@ def package(solver: str) -> Solve:
     return lambda w, system, p, dy: eager.backward(dy, p, w.n_iters, system, solver, torch.float32)
 
 
-def right(w: SinkhornWorkload, *inputs: torch.Tensor) -> Results:
-    """The CPU path, for the system that `sinkhorn` solves."""
-    return run(w, None, CORRECTED, *inputs)
+right = by_eager(run, CORRECTED)
+"""The CPU path, for the system that `sinkhorn` solves."""
 
 
 def solved_exactly(w: SinkhornWorkload, p: torch.Tensor, dy: torch.Tensor) -> Results:
@@ -210,33 +207,6 @@ def pivot_of_8_bits(w: torch.Tensor, k: int, a: Arithmetic) -> torch.Tensor:
     return keep_bits(sum_of_weights(w, k, a), 8)
 
 
-def truncated_result(w: SinkhornWorkload, *inputs: torch.Tensor) -> Results:
-    def solve(w, system, p, dy):
-        return truncated(w, package("direct")(w, system, p, dy).contiguous())
-
-    return solving(solve, *CORRECTED)(w, *inputs)
-
-
-def rounded_down(w: SinkhornWorkload, p: torch.Tensor, dy: torch.Tensor) -> Results:
-    wide = right(replace(w, dtype=torch.float32), p.float(), dy.float())
-    return {name: arithmetic.rounded_down(w, t) for name, t in wide.items()}
-
-
-def neighbour_leaks(t: torch.Tensor) -> torch.Tensor:
-    return t + (2.0**-7 if t.dtype != torch.float32 else 2.0**-10) * t.roll(1, 0)
-
-
-def one_of_seven(bad: Run) -> Run:
-    """Wrong at one position of seven."""
-
-    def run(w, p, dy):
-        where = (torch.arange(len(p)) % 7 == 6).view(-1, 1, 1)
-        found = bad(w, p, dy)
-        return {name: torch.where(where, found[name], t) for name, t in right(w, p, dy).items()}
-
-    return run
-
-
 def ends_elsewhere(w: SinkhornWorkload) -> bool:
     """Row sums are not one: the log form ends with them, and has converged for logits of no structure."""
     return w.form == "deepseek" or w.logits not in ("randn_1", "uniform_4")
@@ -296,10 +266,13 @@ WRONG = [
           tuple(JUDGED), is_float32),
     Wrong("P renormalised by rows first", given(p=lambda p: p / p.sum(-1, keepdim=True)), (DIRECT,),
           UNCONVERGED),
-    Wrong("result truncated", truncated_result, CORRECTED, narrow),
-    Wrong("rounded down at the store", rounded_down, (DIRECT,), "implicit_bf16"),
+    Wrong("result truncated", wrong.narrowed(right, lambda w, t: truncated(w, t.contiguous())), CORRECTED,
+          narrow),
+    Wrong("rounded down at the store", wrong.narrowed(right, arithmetic.rounded_down), (DIRECT,),
+          "implicit_bf16"),
     Wrong("a neighbour's gradient leaks in", wrong.damaged(RIGHT, neighbour_leaks), CORRECTED, everywhere),
-    Wrong("one position of seven reduced", one_of_seven(changed(made=sums_of_one)), (DIRECT,), UNCONVERGED),
+    Wrong("one position of seven reduced", wrong.for_some(
+        RIGHT, changed(made=sums_of_one), lambda k: k % 7 == 6), (DIRECT,), UNCONVERGED),
     Wrong("last of two matrices clamped to the first", given(p=clamped_to_the_last, dy=clamped_to_the_last),
           (DIRECT,), "implicit_two"),
     Wrong("one column of the gradient from the matrix before",

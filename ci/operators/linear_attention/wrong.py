@@ -1,8 +1,4 @@
-"""Correct implementations of recurrent linear attention and wrong ones.
-
-GOOD differs in the order of sums, in functions, and in how steps are taken together, WRONG in what no
-implementation may do.
-"""
+"""Correct implementations of recurrent linear attention and wrong ones."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from ci.gate.arithmetic import Arithmetic, bfloat16, keep_bits, rounded_down, tr
 from ci.gate.columns import Change, same
 from ci.gate.damage import edited
 from ci.gate.products import cut, floored, in_order
-from ci.gate.wrong import Results, Run, Wrong, everywhere, is_float32, narrow
+from ci.gate.wrong import Run, Wrong, by_eager, everywhere, is_float32, narrow
 from ci.operators.linear_attention.steps import (
     EXACT,
     InFloat64,
@@ -44,9 +40,7 @@ TILE = 64
 """Channels that a program takes for the gradients of gates."""
 
 
-def right(w: AttentionWorkload, *tensors: torch.Tensor) -> Results:
-    """The path of a CPU."""
-    return run(w, None, of_walks(w), *tensors)
+right = by_eager(run, of_walks)
 
 
 def by_two(w: torch.Tensor) -> torch.Tensor:

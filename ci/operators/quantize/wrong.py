@@ -1,18 +1,17 @@
 """Correct implementations of quantize and wrong ones.
 
-GOOD differs in how e4m3 is found, WRONG in what no implementation may do: each bit is given.
+Each bit of a result is given.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import torch
 
 from ci.gate import wrong
 from ci.gate.arithmetic import keep_bits
-from ci.gate.damage import at
+from ci.gate.damage import cleared
 from ci.gate.wrong import Run, Wrong, everywhere
 from ci.operators.quantize.steps import Steps, magnitudes, right
 from helion_sinkhorn.lab.pre.quantized.evidence import RESULTS, nearest, scale_of, unit_of
@@ -129,10 +128,6 @@ def of_ocp(w: QuantizeWorkload, largest: torch.Tensor) -> torch.Tensor:
     return torch.exp2(torch.frexp(largest.clamp(min=w.floor)).exponent.double() - 9)
 
 
-def with_floor(floor: float) -> Run:
-    return lambda w, u: Steps()(dataclasses.replace(w, floor=floor), u)
-
-
 def floor_of_the_scale(w: QuantizeWorkload, largest: torch.Tensor) -> torch.Tensor:
     return scale_of(w, largest.clamp(min=448 * w.floor))
 
@@ -178,8 +173,7 @@ WRONG = [
     Wrong("512 in place of 448", scaled(lambda s: s * 448 / 512), RESULTS, quotients),
     Wrong("the power of two below", scaled(lambda s: s / 2), RESULTS, powers),
     Wrong("the power of two above", scaled(lambda s: s * 2), RESULTS, powers),
-    Wrong("the power of two of OCP's MX", Steps(scale=of_ocp), RESULTS,
-          lambda w: powers(w) and differ(w)),
+    Wrong("the power of two of OCP's MX", Steps(scale=of_ocp), RESULTS, lambda w: powers(w) and differ(w)),
     Wrong("448 times a power of two takes the next", Steps(
         scale=lambda w, t: scale_of(w, t * (1 + 2.0**-30))),
           RESULTS, EDGES),
@@ -208,15 +202,14 @@ WRONG = [
           RESULTS, groups),
     Wrong("the scale of the group before", Steps(taken=lambda s: s.roll(1, -1)), ("values",), groups),
     Wrong("the scale of the token before", Steps(stored=lambda s: s.roll(1, -2)), ("scales",), several),
-    Wrong("no floor", with_floor(2.0**-120), RESULTS, SMALL),
-    Wrong("a floor of 1e-10 whatever is asked", with_floor(1e-10), RESULTS, SMALL_MX),
+    Wrong("no floor", wrong.called(Steps(), floor=2.0**-120), RESULTS, SMALL),
+    Wrong("a floor of 1e-10 whatever is asked", wrong.called(Steps(), floor=1e-10), RESULTS, SMALL_MX),
     Wrong("a floor of the scale", Steps(scale=floor_of_the_scale), RESULTS, SMALL),
     Wrong("bytes of an int32 the other way round", backwards, ("scales",), MX),
     Wrong("scales by rows where columns are asked", by_rows, ("scales",), COLUMNS),
     Wrong("groups at multiples of the tokens", without_padding, ("scales",), COLUMNS),
-    Wrong("the last column never computed", wrong.one(
-        Steps(), "values", at((..., -1), lambda t: 0 * t[..., -1])),
-          ("values",), everywhere),
+    Wrong("the last column never computed", wrong.one(Steps(), "values", cleared(..., -1)), ("values",),
+          everywhere),
     *wrong.damages(Steps(), RESULTS),
     *wrong.of_any(right, MODEL, "values"),
     *wrong.of_any(right, FP32, "scales", only=("written", "behind the end", "run")),

@@ -1,21 +1,16 @@
-"""Correct implementations of Sinkhorn and its exact gradient, and wrong ones.
-
-GOOD differs in the order of sums, in the functions of a vendor and in what is kept of an iteration, WRONG in
-what no implementation may do.
-"""
+"""Correct implementations of Sinkhorn and its exact gradient, and wrong ones."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from ci.gate import arithmetic, wrong
 from ci.gate.arithmetic import AMD, NVIDIA, Arithmetic, bfloat16, keep_bits, truncated
-from ci.gate.damage import clamped_to_the_last
+from ci.gate.damage import clamped_to_the_last, neighbour_leaks
 from ci.gate.wrong import Results, Run, Wrong, everywhere, is_float32, narrow
 from ci.operators.sinkhorn.steps import (
     RESULTS,
@@ -112,16 +107,6 @@ def needs_float32(w: SinkhornWorkload) -> bool:
     return is_float32(w) and not w.logits.startswith("identity_like")
 
 
-def truncated_result(w, x, dy):
-    wide = pytorch(replace(w, dtype=torch.float32), x, dy)
-    return {name: truncated(w, t).to(w.dtype) for name, t in wide.items()}
-
-
-def rounded_down(w, x, dy):
-    wide = right(replace(w, dtype=torch.float32), x.float(), dy.float())
-    return {name: arithmetic.rounded_down(w, t) for name, t in wide.items()}
-
-
 def narrow_throughout(w, x, dy):
     leaf = x.detach().requires_grad_()
     p = reference.sinkhorn(leaf, **w.options)
@@ -195,23 +180,8 @@ class RestartingLate(budget.Iterations):
         return super().run(steps, 3 * segment)
 
 
-def neighbour_leaks(w, x, dy):
-    dx = pytorch(w, x, dy)["dX"]
-    return {"dX": dx + (2.0**-7 if narrow(w) else 2.0**-10) * dx.roll(1, 0)}
-
-
-def for_some(run: Run, picked: Callable[[torch.Tensor], torch.Tensor]) -> Run:
-    """Wrong for the matrices at some positions of the batch."""
-
-    def wrong(w, x, dy):
-        where = picked(torch.arange(len(x))).view(-1, 1, 1)
-        good, bad = right(w, x, dy), run(w, x, dy)
-        return {name: torch.where(where, bad[name], good[name]) for name in good}
-
-    return wrong
-
-
 given = functools.partial(wrong.given, right, ("x", "dy"))
+for_some = functools.partial(wrong.for_some, right)
 
 
 def wrapped(w: SinkhornWorkload, *inputs: torch.Tensor) -> Results:
@@ -227,8 +197,7 @@ WRONG = [
           shows_an_iteration),
     Wrong("columns before rows", specification(first=lambda w: "cols" if w.first == "rows" else "rows"),
           RESULTS, everywhere),
-    Wrong("transposed result", wrong.damaged(specification(), lambda t: t.mT), RESULTS,
-          lambda w: w.n == w.m),
+    Wrong("transposed result", wrong.damaged(specification(), lambda t: t.mT), RESULTS, lambda w: w.n == w.m),
     Wrong("the other form", specification(form=lambda w: "log" if is_deepseek(w) else "deepseek"), RESULTS,
           is_float32),
     Wrong("eps left out", specification(eps=0.0), RESULTS, shows_eps),
@@ -250,8 +219,8 @@ WRONG = [
     Wrong("exponential of 12 bits", dividing(Arithmetic(exp_ulps=2.0**11)), RESULTS, is_float32),
     Wrong("last reciprocal of 12 bits", differentiated(last_reciprocal_of_12_bits), ("P",), ONE),
     Wrong("logits rounded to bfloat16", given(x=bfloat16), RESULTS, needs_float32),
-    Wrong("result truncated", truncated_result, RESULTS, narrow),
-    Wrong("rounded down at the store", rounded_down, RESULTS, "mhc_bf16"),
+    Wrong("result truncated", wrong.narrowed(pytorch, truncated), RESULTS, narrow),
+    Wrong("rounded down at the store", wrong.narrowed(right, arithmetic.rounded_down), RESULTS, "mhc_bf16"),
     Wrong("narrow arithmetic throughout", narrow_throughout, RESULTS, narrow),
     Wrong("gradient without the eps terms", specification(eps=0.0), ("dX",), shows_eps),
     Wrong("first sums taken for constants", in_float64(without_first_sums), ("dX",), everywhere),
@@ -262,7 +231,7 @@ WRONG = [
     Wrong("u again without its term in eps^2", scaling(Rounding(0, unit=0.0), Lean, torch.float64), ("dX",),
           loses_by_lean),
     Wrong("cotangents of u and v by recurrence", differentiated(recurrence), ("dX",), loses_by_recurrence),
-    Wrong("a neighbour's gradient leaks in", neighbour_leaks, ("dX",), everywhere),
+    Wrong("a neighbour's gradient leaks in", wrong.damaged(pytorch, neighbour_leaks), ("dX",), everywhere),
     Wrong("one iteration fewer at odd positions",
           for_some(specification(n_iters=4), lambda k: k % 2 == 1), RESULTS, FIVE),
     Wrong("the last half-step missing at one position of 64",

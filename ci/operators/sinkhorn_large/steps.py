@@ -14,9 +14,8 @@ import torch
 
 from ci.gate.arithmetic import PLAIN, Arithmetic
 from ci.gate.columns import Change, at_once, same
-from ci.gate.wrong import Results
-from helion_sinkhorn import reference
-from helion_sinkhorn.lab.sinkhorn.large.budget import RESULTS
+from ci.gate.wrong import Results, by_eager
+from helion_sinkhorn.lab.sinkhorn.large.budget import RESULTS, exact
 from helion_sinkhorn.lab.sinkhorn.large.evidence import EVIDENCE, run
 from helion_sinkhorn.lab.sinkhorn.large.workloads import LargeWorkload
 
@@ -178,7 +177,6 @@ class Steps:
 
 
 EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))
-"""Rounded once from float64: a fault made of it has no rounding error."""
 
 
 def specification(**change) -> Callable[..., Results]:
@@ -186,27 +184,22 @@ def specification(**change) -> Callable[..., Results]:
 
     def of(w: LargeWorkload, x: torch.Tensor, *given: torch.Tensor) -> Results:
         other = {name: value(w) if callable(value) else value for name, value in change.items()}
-        return _of_reference({**w.options, **other}, w, torch.float64, x, *given)
+        return _of_reference(w, torch.float64, x, *given, **other)
 
     return of
 
 
-def _of_reference(options, w, dtype, x, *given) -> Results:
+def _of_reference(w, dtype, x, *given, **change) -> Results:
     *marginals, dy = given
-    leaves = [t.detach().to(dtype).requires_grad_() for t in (x, *marginals)]
-    named = dict(zip(("log_row_marginals", "log_col_marginals"), leaves[1:], strict=False))
-    p = reference.sinkhorn(leaves[0], **options, **named)
-    found = p, *torch.autograd.grad(p, leaves, dy.to(dtype))
-    dtypes = w.dtype, w.dtype, torch.float32, torch.float32
-    return {name: t.detach().to(kind) for name, t, kind in zip(RESULTS, found, dtypes, strict=False)}
+    found = exact(x, marginals, dy, dtype, **{**w.options, **change})
+    dtypes = {"P": w.dtype, "dX": w.dtype}
+    return {name: t.to(dtypes.get(name, torch.float32)) for name, t in found.items()}
 
 
 @functools.lru_cache(maxsize=2)
 def pytorch(w: LargeWorkload, *inputs: torch.Tensor) -> Results:
     """The specification as PyTorch evaluates it in float32, and autograd."""
-    return _of_reference(w.options, w, torch.float32, *inputs)
+    return _of_reference(w, torch.float32, *inputs)
 
 
-def right(w: LargeWorkload, *inputs: torch.Tensor) -> Results:
-    """The path of a CPU."""
-    return run(w, None, EVIDENCE.results(w), *inputs)
+right = by_eager(run, EVIDENCE.results)

@@ -1,19 +1,15 @@
-"""Correct implementations of large matrices, in both forms, and wrong ones.
-
-GOOD differs in the order of sums, in the functions of a vendor and in the blocks of rows, WRONG in what no
-implementation may do.
-"""
+"""Correct implementations of large matrices, in both forms, and wrong ones."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
 from ci.gate import columns, wrong
 from ci.gate.arithmetic import Arithmetic, bfloat16, keep_bits, rounded_down, truncated
-from ci.gate.wrong import Results, Run, Wrong, everywhere, is_float32, narrow
+from ci.gate.wrong import Run, Wrong, everywhere, is_float32, narrow
 from ci.operators.sinkhorn_large.steps import EXACT, RESULTS, Steps, pytorch, right, specification
 from helion_sinkhorn.lab.sinkhorn.large.workloads import LargeWorkload
 
@@ -115,9 +111,7 @@ def stale(place: str) -> Run:
     return lambda w, *given: exactly(**{place: Stale()})(w, *given)
 
 
-def other_workload(change: Callable[[LargeWorkload], LargeWorkload]) -> Run:
-    """Right for a workload with other options."""
-    return lambda w, *given: EXACT(change(w), *given)
+call = functools.partial(wrong.called, EXACT)
 
 
 def without(which: int) -> Callable[[list[torch.Tensor]], torch.Tensor]:
@@ -132,27 +126,12 @@ def equal(logarithms: torch.Tensor) -> torch.Tensor:
     )
 
 
-def turned(w: LargeWorkload) -> LargeWorkload:
-    return replace(w, first="cols" if w.first == "rows" else "rows")
-
-
-def last_of_float32(change: Callable[[LargeWorkload, torch.Tensor], torch.Tensor]) -> Run:
-    """P and dX changed on their way to a narrow dtype."""
-
-    def of(w: LargeWorkload, *given: torch.Tensor) -> Results:
-        found = EXACT(replace(w, dtype=torch.float32), *given)
-        return found | {name: change(w, found[name]).to(w.dtype) for name in ("P", "dX")}
-
-    return of
-
-
 given = ("x", "log_rows", "log_columns", "dy")
 WRONG = [
-    Wrong("one iteration missing", other_workload(lambda w: replace(w, n_iters=w.n_iters - 1)), RESULTS,
-          several),
-    Wrong("one iteration too many", other_workload(lambda w: replace(w, n_iters=w.n_iters + 1)), RESULTS,
+    Wrong("one iteration missing", call(n_iters=lambda w: w.n_iters - 1), RESULTS, several),
+    Wrong("one iteration too many", call(n_iters=lambda w: w.n_iters + 1), RESULTS, everywhere),
+    Wrong("the other side first", call(first=lambda w: "cols" if w.first == "rows" else "rows"), RESULTS,
           everywhere),
-    Wrong("the other side first", other_workload(turned), RESULTS, everywhere),
     Wrong("the last block of rows dropped", exactly(parts=without_last_block), RESULTS, everywhere),
     Wrong("the last block of rows dropped in the backward", exactly(parts_back=without_last_block),
           GRADIENTS, everywhere),
@@ -195,8 +174,8 @@ WRONG = [
     Wrong("potentials of 16 bits", Steps(stored=lambda t: keep_bits(t, 15)), RESULTS, shows_rounding),
     Wrong("exponential of 12 bits", Steps(machine=Arithmetic(exp_ulps=2.0**11)), RESULTS, shows_rounding),
     Wrong("logits rounded to bfloat16", wrong.given(EXACT, given, x=bfloat16), RESULTS, shows_rounding),
-    Wrong("result truncated", last_of_float32(truncated), ("P", "dX"), narrow),
-    Wrong("rounded down at the store", last_of_float32(rounded_down), ("P", "dX"), narrow),
+    Wrong("result truncated", wrong.narrowed(EXACT, truncated), ("P", "dX"), narrow),
+    Wrong("rounded down at the store", wrong.narrowed(EXACT, rounded_down), ("P", "dX"), narrow),
     *wrong.damages(EXACT, RESULTS),
     *wrong.of_any(right, ROWS, "P", 3),
 ]  # fmt: skip

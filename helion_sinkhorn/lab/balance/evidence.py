@@ -12,6 +12,7 @@ from helion_sinkhorn.lab.balance.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.lab.draws import noise
 from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors
+from helion_sinkhorn.lab.row import TRIED
 from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.ops.balance import eager, launch
 from helion_sinkhorn.ops.balance.api import sinkhorn_balance
@@ -39,7 +40,7 @@ def kernel_calls(workload: BalanceWorkload) -> Iterator[tuple[str, Any]]:
 def of_call(kernel: str, call: BalanceCall, rows: int) -> BalanceWorkload:
     average = Average(0.95, True) if kernel in OF_STEPS else None
     dtype = getattr(torch, call.dtype)
-    return BalanceWorkload("tried", 1, frozenset(), "a trial", call.columns, rows, dtype, average=average)
+    return BalanceWorkload(*TRIED, call.columns, rows, dtype, average=average)
 
 
 def results(workload: BalanceWorkload) -> tuple[str, ...]:

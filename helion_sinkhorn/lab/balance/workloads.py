@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from helion_sinkhorn.lab.draws import SHORT, Draws, draws, normal, uniform
+from helion_sinkhorn.lab.row import Row
 from helion_sinkhorn.ops.balance.options import BalanceOptions
 from helion_sinkhorn.ops.balance.passes import Average
 
@@ -14,14 +15,11 @@ DEFAULTS = BalanceOptions()
 
 
 @dataclass(frozen=True)
-class BalanceWorkload:
+class BalanceWorkload(Row):
     """One row of WORKLOADS: a call of `sinkhorn_balance`, what it stands for, and who loops over it."""
 
-    name: str
-    batch: int
-    tags: frozenset[str]
-    """The tags of SinkhornWorkload."""
-    source: str
+    SIZES = ("n", "tokens")
+
     n: int = 256
     tokens: int = 1
     """Rows of a matrix of the batch; rows that are tuned or timed are those of one matrix."""
@@ -31,16 +29,6 @@ class BalanceWorkload:
     settings: BalanceOptions = DEFAULTS
     average: Average | None = None
     """What an optimizer averages gradients by, where the row is a step of it and no call of the function."""
-
-    @property
-    def shape(self) -> dict[str, int]:
-        """Sizes of one element, by name."""
-        return {"n": self.n, "tokens": self.tokens}
-
-    @property
-    def entries(self) -> int:
-        """Entries of one element."""
-        return self.tokens * self.n
 
     @property
     def options(self) -> dict[str, object]:

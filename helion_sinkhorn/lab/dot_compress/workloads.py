@@ -7,11 +7,14 @@ from dataclasses import dataclass
 import torch
 
 from helion_sinkhorn.lab.draws import draws, normal
+from helion_sinkhorn.lab.row import Sized
 
 
 @dataclass(frozen=True)
-class DotWorkload:
+class DotWorkload(Sized):
     """One row of WORKLOADS: a call of `dot_compress`."""
+
+    SIZES = ("m", "d", "k")
 
     name: str
     batch: int
@@ -25,11 +28,6 @@ class DotWorkload:
     has_z: bool = False
     precise: bool = False
     grad_scale: float = 1.0
-
-    @property
-    def shape(self) -> dict[str, int]:
-        """Sizes of one element of the batch, by name."""
-        return {"m": self.m, "d": self.d, "k": self.k}
 
     @property
     def entries(self) -> int:

@@ -116,11 +116,11 @@ class Case:
         call = self.inputs, self.do, self.dend, self.scale, self.reverse
         return evaluated(evaluate, *call, rounding, samples)
 
-    def variance(self, method: str, seed: int = 0) -> Named:
+    def variance(self, method: str) -> Named:
         """Variance of each result, from SAMPLES runs of the model: the largest of those of CHUNKS."""
         largest = {name: torch.zeros_like(x) for name, x in self.exact.items()}
         for chunk in CHUNKS if method == "chunked" else (CHUNK,):
-            errors = dataclasses.replace(Errors.of(self.inputs["q"], seed), chunk=chunk)
+            errors = dataclasses.replace(Errors.of(self.inputs["q"]), chunk=chunk)
             found = self.wide.evaluated(method, errors, SAMPLES)
             for name, x in self.exact.items():
                 largest[name] = torch.maximum(largest[name], (found[name] - x).square().mean(0))

@@ -37,19 +37,10 @@ def walk_operands(call: WalkCall, batch: int, device: str) -> Tensors:
 
 
 def run_walk(
-    call: WalkCall,
-    choice: Choice,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    do: torch.Tensor,
-    *gates: torch.Tensor,
-    reverse: bool = False,
-    states: bool = False,
-    offsets: str = "",
+    call: WalkCall, choice: Choice, *tensors, reverse: bool = False, states: bool = False, offsets: str = ""
 ) -> Tensors:
     """A walk without states, or from zeros; with offsets, the name of their dtype, sequences are packed."""
-    p, do = problem(call, q, k, v, do, gates, reverse, offsets)
+    p, do = problem(call, tensors, reverse, offsets)
     before, after = (p.new_state().zero_() if states else None for _ in range(2))
     if call.result == "o":
         return (recurrent.walk_o(p, before, after, choice),)
@@ -66,16 +57,11 @@ def packed(x: torch.Tensor) -> torch.Tensor:
 
 
 def problem(
-    call: WalkCall | ChunkCall,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    do: torch.Tensor,
-    gates: Sequence[torch.Tensor],
-    reverse: bool = False,
-    offsets: str = "",
+    call: WalkCall | ChunkCall, tensors: Sequence[torch.Tensor], reverse: bool = False, offsets: str = ""
 ) -> tuple[Problem, torch.Tensor]:
-    """The call of these tensors, and do; with offsets, the name of their dtype, sequences are packed."""
+    """The call of q, k, v, do and the gates, and do; with offsets, the name of their dtype, sequences are
+    packed."""
+    q, k, v, do, *gates = tensors
     cu_seqlens = None
     if offsets:
         sequences, steps = q.shape[:2]
@@ -98,20 +84,10 @@ def gates_operands(call: ChunkCall, batch: int, device: str) -> Tensors:
 
 
 def run_gates(
-    call: ChunkCall,
-    choice: Choice,
-    before: torch.Tensor,
-    after: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    do: torch.Tensor,
-    *gates: torch.Tensor,
-    reverse: bool = False,
-    offsets: str = "",
+    call: ChunkCall, choice: Choice, before, after, *tensors, reverse: bool = False, offsets: str = ""
 ) -> Tensors:
     """The gradients of gates of a state's rows, which are the columns of a transposed state."""
-    p, do = problem(call, q, k, v, do, gates, reverse, offsets)
+    p, do = problem(call, tensors, reverse, offsets)
     if offsets:
         before, after = p.kept_states(), p.kept_states()
     wanted = p.gk is not None, p.g is not None or p.g_gamma is not None
@@ -137,30 +113,22 @@ def chunk_scratch(call: ChunkCall, batch: int, device: str) -> Tensors:
     return *scratch, d.float().sigmoid(), before, after, *operands
 
 
-def run_chunk_scores(
-    call: ChunkCall,
-    choice: Choice,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    do: torch.Tensor,
-    *gates: torch.Tensor,
-) -> Tensors:
-    p, _ = problem(call, q, k, v, do, gates)
+def run_chunk_scores(call: ChunkCall, choice: Choice, *tensors: torch.Tensor) -> Tensors:
+    p, _ = problem(call, tensors)
     scratch = chunked.scores(p, choice)
     return scratch.qs, scratch.ks, scratch.a, scratch.decay
 
 
 def run_chunk_walk(call: ChunkCall, choice: Choice, *tensors: torch.Tensor) -> Tensors:
-    x, y, a, decay, _, _, q, k, v, do, *gates = tensors
-    p, _ = problem(call, q, k, v, do, gates)
-    o, _, last = chunked.walk(p, decay, y, v, None, False, x, a, choice=choice)
+    x, y, a, decay, _, _, *given = tensors
+    p, _ = problem(call, given)
+    o, _, last = chunked.walk(p, decay, y, given[2], None, False, x, a, choice=choice)
     return o, last
 
 
 def run_chunk_gradients(call: ChunkCall, choice: Choice, *tensors: torch.Tensor) -> Tensors:
-    _, _, _, decay, before, after, q, k, v, do, *gates = tensors
-    p, do = problem(call, q, k, v, do, gates)
+    _, _, _, decay, before, after, *given = tensors
+    p, do = problem(call, given)
     found = chunked.gradients(p, decay, do, before, after, choice=choice)
     return tuple(x for x in found if x is not None)
 

@@ -8,12 +8,15 @@ import numpy as np
 import torch
 
 from helion_sinkhorn.lab.draws import SHORT, draws, normal, unused_zero
+from helion_sinkhorn.lab.row import Sized
 from helion_sinkhorn.ops.linear_attention.limits import why_not_chunked
 
 
 @dataclass(frozen=True)
-class AttentionWorkload:
+class AttentionWorkload(Sized):
     """One row of WORKLOADS: a call of `recurrent_linear_attention` and its gradient."""
+
+    SIZES = ("steps", "heads", "dk", "dv")
 
     name: str
     sequences: int
@@ -38,11 +41,6 @@ class AttentionWorkload:
     """The upstream gradient, "do" or "dend", that is None as nothing used the result."""
     strength: float = 1 / 8
     """Strength of the decays: 1/8 remembers some ten steps, 8 a step or less; below 0 states grow."""
-
-    @property
-    def shape(self) -> dict[str, int]:
-        """Sizes of one sequence, or of one packing of them, by name."""
-        return {"steps": self.steps, "heads": self.heads, "dk": self.dk, "dv": self.dv}
 
     @property
     def entries(self) -> int:

@@ -47,8 +47,6 @@ class Binary:
     """Instructions of the whole kernel by class (mnemonics.CLASSES), "instructions" being all of them."""
     loops: tuple[dict[str, int], ...] = ()
     """`counts` for the body of every innermost loop, in program order; compilers may have unrolled it."""
-    executed: dict[str, int] = field(default_factory=dict)
-    """`counts` as a thread runs them, with loops as often as their counters say; empty where data decide."""
     accesses: dict[str, int] = field(default_factory=dict)
     """Global loads and stores by the bits a thread moves: "load 128", "store 32"."""
     operations: dict[str, int] = field(default_factory=dict)

@@ -20,7 +20,6 @@ from helion_sinkhorn.lab.machine.mnemonics import (
     disassembled,
     gcn_instructions,
 )
-from helion_sinkhorn.lab.machine.thread_path import executed
 
 # ------------------------------------------------------------------------------- what it computes with
 
@@ -140,7 +139,6 @@ def nvidia_facts(ptx: str, sass: str, usage: str) -> dict[str, Any]:
         "spill_bytes": use["STACK"] + use["LOCAL"],
         "counts": counts,
         "loops": [classify(ops[a : b + 1]) for a, b in loops],
-        "executed": executed(sass, SASS),
         "accesses": accesses(ops),
         "operations": operations,
     }
@@ -171,7 +169,6 @@ def amd_facts(amdgcn: str) -> dict[str, Any]:
         "spill_bytes": metadata("private_segment_fixed_size"),
         "counts": counts,
         "loops": [classify(ops[a : b + 1]) for a, b in loops],
-        "executed": executed(code, GCN),
         "accesses": accesses(ops),
         "operations": operations,
         "modes": {k: int(v) for k, v in re.findall(r"\.amdhsa_(float_\w+|ieee_mode)\s+(\d+)", amdgcn)},

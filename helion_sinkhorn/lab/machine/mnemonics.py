@@ -33,9 +33,9 @@ CLASSES = {
 PATTERNS = {name: re.compile(pattern) for name, pattern in CLASSES.items()}
 
 SASS = re.compile(
-    r"(?P<label>\.L\w+):|\s*/\*[0-9a-f]{4,}\*/\s+(?:@(?P<guard>!?U?P\w+)\s+)?(?P<op>[A-Z][\w.]*)(?P<rest>.*)"
+    r"(?P<label>\.L\w+):|\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<op>[A-Z][\w.]*)(?P<rest>.*)"
 )
-GCN = re.compile(r"(?P<label>\.L\w+):|\t(?P<guard>(?!))?(?P<op>[a-z]\w+)(?P<rest>[^;]*)")
+GCN = re.compile(r"(?P<label>\.L\w+):|\t(?P<op>[a-z]\w+)(?P<rest>[^;]*)")
 
 ENCODING = re.compile(r"_(e32|e64|dpp|sdwa)$")
 """Matches how a GCN instruction is encoded, at the end of its name."""

@@ -16,6 +16,7 @@ from helion_sinkhorn.lab.draws import noise
 from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors, by_elements
 from helion_sinkhorn.lab.mixes.budget import RESULTS, evaluated
 from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
+from helion_sinkhorn.lab.row import TRIED
 from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.ops.mhc.mixes import launch, torch_op
 from helion_sinkhorn.ops.mhc.mixes.api import hc_mixes
@@ -37,11 +38,8 @@ def kernel_calls(workload: MixesWorkload) -> Iterator[tuple[str, Any]]:
 
 
 def of_call(kernel: str, call: MixesCall, tokens: int) -> MixesWorkload:
-    dtype = getattr(torch, call.dtype)
-    return MixesWorkload(
-        "tried", 1, frozenset(), "a trial", 1, call.columns, call.m, tokens, dtype, NORM_EPS,
-        precision=call.precision,
-    )  # fmt: skip
+    dtype, precision = getattr(torch, call.dtype), call.precision
+    return MixesWorkload(*TRIED, 1, call.columns, call.m, tokens, dtype, NORM_EPS, precision=precision)
 
 
 def inputs(workload: MixesWorkload, steps: int, **drawn: Any) -> Tensors:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from helion_sinkhorn.lab.draws import SHORT, draws, normal
+from helion_sinkhorn.lab.row import Row
 
 ROW_DEVIATION = 0.02
 """Deviation of fn's entries, as models begin."""
@@ -15,14 +16,11 @@ MASSIVE = 1e3
 
 
 @dataclass(frozen=True)
-class MixesWorkload:
+class MixesWorkload(Row):
     """One row of WORKLOADS: a call of `hc_mixes`, what it stands for, and who loops over it."""
 
-    name: str
-    batch: int
-    tags: frozenset[str]
-    """The tags of SinkhornWorkload."""
-    source: str
+    SIZES = ("n", "c", "m", "tokens")
+
     n: int = 4
     c: int = 4096
     m: int = 24
@@ -42,11 +40,6 @@ class MixesWorkload:
     def columns(self) -> int:
         """K = n c, entries of one token's streams."""
         return self.n * self.c
-
-    @property
-    def shape(self) -> dict[str, int]:
-        """Sizes of one element, by name."""
-        return {"n": self.n, "c": self.c, "m": self.m, "tokens": self.tokens}
 
     @property
     def entries(self) -> int:
@@ -96,10 +89,7 @@ VALUES = {"normal": _normal, "zero token": _zero_token, "massive": _massive}
 element is 0; massive: one channel far above all others, as trained models have them."""
 
 
-def _mixes(name: str, batch: int, tags: str, source: str, **options) -> MixesWorkload:
-    return MixesWorkload(f"mixes_{name}", batch, frozenset(tags.split()), source, **options)
-
-
+_mixes = MixesWorkload.named("mixes")
 _MODEL = "a site of an mHC model (arXiv 2512.24880): the streams of a token, projected on its 24 mixes"
 _BATCHES = (1 << 7, 1 << 10, 1 << 13, 1 << 16)
 

@@ -16,8 +16,10 @@ RESULTS = ("out", "df", "dx", "dpost", "dcomb", "dbias")
 Named = dict[str, torch.Tensor]
 
 
-def exact(f, x, post, comb, grad, bias=None, comb_order: str = "io") -> Named:
-    """The results in float64: the specification and autograd.
+def exact(
+    f, x, post, comb, grad, bias=None, comb_order: str = "io", dtype: torch.dtype = torch.float64
+) -> Named:
+    """The results in float64, or another dtype: the specification and autograd.
 
     Args:
         f: (K, G, C), K elements of G tokens; x and grad (K, G, n, C), post (K, G, n), comb (K, G, n, n).
@@ -27,10 +29,11 @@ def exact(f, x, post, comb, grad, bias=None, comb_order: str = "io") -> Named:
         "out" and the gradients, "dbias" (K, 1, C) where there is a bias.
     """
     given = (f, x, post, comb) if bias is None else (f, x, post, comb, bias)
-    leaves = [t.detach().double().requires_grad_() for t in given]
+    leaves = [t.detach().to(dtype).requires_grad_() for t in given]
     each = None if bias is None else leaves[4].unsqueeze(1)
     out = reference.hc_post(*leaves[:4], each, comb_order=comb_order)
-    found = dict(zip(RESULTS, (out.detach(), *torch.autograd.grad(out, leaves, grad.double())), strict=False))
+    gradients = torch.autograd.grad(out, leaves, grad.to(dtype))
+    found = dict(zip(RESULTS, (out.detach(), *gradients), strict=False))
     if bias is not None:
         found["dbias"] = found["dbias"].unsqueeze(1)
     return found

@@ -14,6 +14,7 @@ import torch
 from helion_sinkhorn.lab.evidence import Choices, Evidence, Results, Tensors, paths
 from helion_sinkhorn.lab.post.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.post.workloads import HcPostWorkload
+from helion_sinkhorn.lab.row import TRIED
 from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.ops.mhc.post import eager, launch
 from helion_sinkhorn.ops.mhc.post.api import hc_post
@@ -49,7 +50,7 @@ def boundary_calls(workload: HcPostWorkload) -> Iterator[tuple[str, Any]]:
 
 def of_call(kernel: str, call: PostCall, tokens: int) -> HcPostWorkload:
     dtype = getattr(torch, call.dtype)
-    return HcPostWorkload("tried", 1, frozenset(), "a trial", call.n, call.columns, tokens, dtype)
+    return HcPostWorkload(*TRIED, call.n, call.columns, tokens, dtype)
 
 
 def results(workload: HcPostWorkload) -> tuple[str, ...]:

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from helion_sinkhorn.lab.draws import SHORT, Draws, draws, magnitudes, normal, uniform
+from helion_sinkhorn.lab.draws import Draws, draws, magnitudes, normal, uniform
+from helion_sinkhorn.lab.row import Row, tuned
 
 
 @dataclass(frozen=True)
-class HcPostWorkload:
+class HcPostWorkload(Row):
     """One row of WORKLOADS: a call of `hc_post`, what it stands for, and who loops over it."""
 
-    name: str
-    batch: int
-    tags: frozenset[str]
-    """The tags of SinkhornWorkload."""
-    source: str
+    SIZES = ("n", "c", "tokens")
+
     n: int = 4
     c: int = 4096
     tokens: int = 1
@@ -31,16 +29,6 @@ class HcPostWorkload:
     values: str = "model"
     """A name of VALUES."""
     comb_order: str = "io"
-
-    @property
-    def shape(self) -> dict[str, int]:
-        """Sizes of one element, by name."""
-        return {"n": self.n, "c": self.c, "tokens": self.tokens}
-
-    @property
-    def entries(self) -> int:
-        """Entries of the streams of one element."""
-        return self.tokens * self.n * self.c
 
     @property
     def options(self) -> dict[str, object]:
@@ -98,23 +86,11 @@ Sinkhorn's matrices have them, between 0 and 2 and of mean 1/n; signed: of both 
 peaked: from 2^-12 to 2^12; permutation: each token permutes its streams."""
 
 
-def _post(name: str, batch: int, tags: str, source: str, **options) -> HcPostWorkload:
-    return HcPostWorkload(f"hc_post_{name}", batch, frozenset(tags.split()), source, **options)
-
-
+_post = HcPostWorkload.named("hc_post")
 _MODEL = "the expansion behind a sublayer of an mHC model (arXiv 2512.24880)"
-_BENCH = 1 << 13
 
 ROWS = [
-    *(
-        _post(f"bf16_c{c}_b{batch}", batch, "tune bench" if batch == _BENCH else "tune", _MODEL, c=c)
-        for c in (4096, 7168)
-        for batch in (1 << 7, 1 << 10, _BENCH, 1 << 16)
-    ),
-    *(
-        _post(f"{SHORT[dtype]}_c4096_b{_BENCH}", _BENCH, "tune", _MODEL, dtype=dtype)
-        for dtype in (torch.float32, torch.float16)
-    ),
+    *tuned(_post, _MODEL, (4096, 7168)),
     _post("model", 3, "ci", _MODEL),
     _post("tokens", 1, "ci", "a number of tokens that no tile divides", tokens=257, c=130),
     _post("fp32", 3, "ci", "single precision", tokens=11, c=260, dtype=torch.float32),

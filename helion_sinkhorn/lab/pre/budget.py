@@ -15,11 +15,13 @@ from helion_sinkhorn.ops.mhc.pre import reference
 RESULTS = ("y", "dx", "dpre")
 
 
-def exact(x: torch.Tensor, pre: torch.Tensor, dy: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The results in float64: the specification and autograd."""
-    leaves = [t.detach().double().requires_grad_() for t in (x, pre)]
+def exact(
+    x: torch.Tensor, pre: torch.Tensor, dy: torch.Tensor, dtype: torch.dtype = torch.float64
+) -> dict[str, torch.Tensor]:
+    """The results in float64, or another dtype: the specification and autograd."""
+    leaves = [t.detach().to(dtype).requires_grad_() for t in (x, pre)]
     y = reference.hc_pre(*leaves)
-    found = y.detach(), *torch.autograd.grad(y, leaves, dy.double())
+    found = y.detach(), *torch.autograd.grad(y, leaves, dy.to(dtype))
     return dict(zip(RESULTS, found, strict=True))
 
 

@@ -12,6 +12,7 @@ from helion_sinkhorn.lab.pre.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.pre.normed import evidence as normed
 from helion_sinkhorn.lab.pre.normed.budget import RESULTS as NORMED_RESULTS
 from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
+from helion_sinkhorn.lab.row import TRIED
 from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.ops.mhc.pre import eager, launch
 from helion_sinkhorn.ops.mhc.pre.api import hc_pre
@@ -26,9 +27,7 @@ def kernel_calls(workload: HcPreWorkload) -> Iterator[tuple[str, Any]]:
 
 def of_call(kernel: str, call: PreCall, tokens: int) -> HcPreWorkload:
     dtype, y_norm = getattr(torch, call.dtype), kernel in normed_launch.KERNELS
-    return HcPreWorkload(
-        "tried", 1, frozenset(), "a trial", call.n, call.columns, tokens, dtype, y_norm=y_norm
-    )  # fmt: skip
+    return HcPreWorkload(*TRIED, call.n, call.columns, tokens, dtype, y_norm=y_norm)
 
 
 def results(workload: HcPreWorkload) -> tuple[str, ...]:

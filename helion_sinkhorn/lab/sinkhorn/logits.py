@@ -35,31 +35,15 @@ def _noisy_permutation(batch, n, m, generator):
     return torch.where(_mask(batch, n, m, generator, 0.0), x, x - 8.0)
 
 
-def _one_entry(height: float) -> Callable[..., torch.Tensor]:
+def _moved(by: float, *where: int | slice) -> Callable[..., torch.Tensor]:
+    """randn with these entries of each matrix so much higher."""
+
     def draw(batch, n, m, generator):
         x = normal(generator, batch, n, m)
-        x[:, 0, -1] += height
+        x[(slice(None), *where)] += by
         return x
 
     return draw
-
-
-def _one_column(batch, n, m, generator):
-    x = normal(generator, batch, n, m)
-    x[:, :, 0] += 15.0
-    return x
-
-
-def _shared_column(batch, n, m, generator):
-    x = normal(generator, batch, n, m)
-    x[:, :-1, 1:] -= 200.0
-    return x
-
-
-def _column_below(batch, n, m, generator):
-    x = normal(generator, batch, n, m)
-    x[:, :, -1] -= 1000.0
-    return x
 
 
 def _rows_apart(batch, n, m, generator):
@@ -71,14 +55,12 @@ def _lines_apart(batch, n, m, generator):
     return x + 200.0 * (normal(generator, batch, n, 1) + normal(generator, batch, 1, m))
 
 
-def _masked(batch, n, m, generator):
-    x = normal(generator, batch, n, m)
-    return x.masked_fill(~_mask(batch, n, m, generator, 0.6), -math.inf)
+def _masked(density: float) -> Callable[..., torch.Tensor]:
+    def draw(batch, n, m, generator):
+        x = normal(generator, batch, n, m)
+        return x.masked_fill(~_mask(batch, n, m, generator, density), -math.inf)
 
-
-def _permutation(batch, n, m, generator):
-    x = normal(generator, batch, n, m)
-    return x.masked_fill(~_mask(batch, n, m, generator, 0.0), -math.inf)
+    return draw
 
 
 def _rank_one(batch, n, m, generator):
@@ -108,18 +90,18 @@ LOGITS: dict[str, Callable[..., torch.Tensor]] = {
     "identity_like_12": _identity_like(-12.0),
     "identity_like_16": _identity_like(-16.0),
     "noisy_permutation": _noisy_permutation,
-    "one_up_8": _one_entry(8.0),
-    "one_up_20": _one_entry(20.0),
-    "one_up_40": _one_entry(40.0),
-    "one_up_100": _one_entry(100.0),
-    "one_down_40": _one_entry(-40.0),
-    "one_column": _one_column,
-    "shared_column": _shared_column,
+    "one_up_8": _moved(8.0, 0, -1),
+    "one_up_20": _moved(20.0, 0, -1),
+    "one_up_40": _moved(40.0, 0, -1),
+    "one_up_100": _moved(100.0, 0, -1),
+    "one_down_40": _moved(-40.0, 0, -1),
+    "one_column": _moved(15.0, slice(None), 0),
+    "shared_column": _moved(-200.0, slice(-1), slice(1, None)),
     "rows_apart": _rows_apart,
-    "column_below": _column_below,
+    "column_below": _moved(-1000.0, slice(None), -1),
     "lines_apart": _lines_apart,
-    "masked": _masked,
-    "permutation": _permutation,
+    "masked": _masked(0.6),
+    "permutation": _masked(0.0),
     "rank_one": _rank_one,
 }
 """name -> (batch, n, m, generator) -> logits.  randn_1_and_3: randn and three times

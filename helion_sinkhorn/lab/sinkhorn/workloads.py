@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from helion_sinkhorn.lab.draws import SHORT, make_cotangents
+from helion_sinkhorn.lab.row import Sized
 from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 
 LARGEST_ENTRIES = 1 << 26
@@ -14,8 +15,10 @@ LARGEST_ENTRIES = 1 << 26
 
 
 @dataclass(frozen=True)
-class SinkhornWorkload:
+class SinkhornWorkload(Sized):
     """One row of WORKLOADS: a call of `sinkhorn`, what it stands for, and who loops over it."""
+
+    SIZES = ("n", "m")
 
     name: str
     n: int
@@ -32,16 +35,6 @@ class SinkhornWorkload:
     eps: float = 1e-6
     logits: str = "randn_1"
     backward: str = "exact"
-
-    @property
-    def shape(self) -> dict[str, int]:
-        """Sizes of one matrix, by name."""
-        return {"n": self.n, "m": self.m}
-
-    @property
-    def entries(self) -> int:
-        """Entries of one matrix."""
-        return self.n * self.m
 
     @property
     def arguments(self) -> tuple[int, float, str, str]:

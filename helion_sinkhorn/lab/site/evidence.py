@@ -7,6 +7,7 @@ the public function itself is called with a weight of powers of two, and with fn
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -15,10 +16,10 @@ import torch
 from helion_sinkhorn.lab.evidence import Choices, Evidence, Results, Tensors, by_elements, given, used
 from helion_sinkhorn.lab.site import trials
 from helion_sinkhorn.lab.site.boundary import evidence as crossing
-from helion_sinkhorn.lab.site.boundary.evidence import OF_UPDATE, PREFIX, norm_weight_of
-from helion_sinkhorn.lab.site.budget import RESULTS, dtype_of, evaluated, site_of, systematic
+from helion_sinkhorn.lab.site.boundary.evidence import OF_UPDATE, PREFIX, flat, norm_weight_of
+from helion_sinkhorn.lab.site.budget import RESULTS, dtype_of, evaluated, site_of
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
-from helion_sinkhorn.lab.truth import Truth, spread
+from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
 from helion_sinkhorn.ops.mhc.site import launch
 from helion_sinkhorn.ops.mhc.site.api import hc_site
@@ -94,25 +95,9 @@ def inputs(workload: HcSiteWorkload, steps: int, **drawn: Any) -> Tensors:
 def truths(workload: HcSiteWorkload, *everything: torch.Tensor) -> dict[str, Truth]:
     """The equations in float64; where the workload crosses, those of hc_boundary too."""
     site = everything[: len(NAMES)]
-    limits = evaluated(workload, *site)
-    spreads = {name: spread(e.value, e.budget, dtype_of(workload, name)) for name, e in limits.items()}
-    most = systematic(site_of(workload, *site), limits, spreads)
-    found = {
-        name: Truth.of(
-            flat(name, e.value), flat(name, e.budget), dtype_of(workload, name), gradient=name not in VALUES,
-            # A token's entries share its mixes, and sums over tokens those of all.  What tokens share, the
-            # errors of their parameters, goes to one side at most as far as `most` has it.
-            systematic=most[name] + (e.leaning / spreads[name]).mean().item(),
-            together=tuple(range(1 if name in SUMS else 2, flat(name, e.value).dim())),
-        )
-        for name, e in limits.items()
-    }  # fmt: skip
+    limits, dtypes = evaluated(workload, *site), functools.partial(dtype_of, workload)
+    found = crossing.within(limits, site_of(workload, *site), dtypes, VALUES)
     return found | crossing.truths(workload, *everything) if workload.crosses else found
-
-
-def flat(name: str, t: torch.Tensor) -> torch.Tensor:
-    """dx with a row for each token."""
-    return t.flatten(2) if name == "dx" else t
 
 
 def run(

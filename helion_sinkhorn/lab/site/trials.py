@@ -10,6 +10,7 @@ from helion_sinkhorn.lab.mixes import budget as of_mixes
 from helion_sinkhorn.lab.post import budget as of_post
 from helion_sinkhorn.lab.pre import budget as of_pre
 from helion_sinkhorn.lab.rounding import worst
+from helion_sinkhorn.lab.row import TRIED
 from helion_sinkhorn.lab.site.boundary.backward import budget as of_boundary_gradients
 from helion_sinkhorn.lab.site.boundary.trials import JUDGED_TOKENS, last_error, norm_error, of_last, run_last
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
@@ -140,10 +141,7 @@ def run_projection(call: SiteCall, choice: Choice, g, streams) -> torch.Tensor:
 
 def workload_of(call: SiteCall, tokens: int) -> HcSiteWorkload:
     """A workload of this call."""
-    return HcSiteWorkload(
-        "tried", 1, frozenset(), "a trial", call.n, call.columns, tokens, getattr(torch, call.dtype),
-        call.precision,
-    )  # fmt: skip
+    return HcSiteWorkload(*TRIED, call.n, call.columns, tokens, getattr(torch, call.dtype), call.precision)
 
 
 def judged(call: SiteCall) -> tuple[HcSiteWorkload, Tensors]:

@@ -9,18 +9,16 @@ import torch
 
 from helion_sinkhorn.lab.draws import draws, normal, uniform, unused_zero
 from helion_sinkhorn.lab.mixes.workloads import VALUES, MixesWorkload
+from helion_sinkhorn.lab.row import Row
 from helion_sinkhorn.lab.split.workloads import PARAMETERS, HcWorkload
 
 
 @dataclass(frozen=True)
-class HcSiteWorkload:
+class HcSiteWorkload(Row):
     """One row of WORKLOADS: a call of `hc_site`, what it stands for, and who loops over it."""
 
-    name: str
-    batch: int
-    tags: frozenset[str]
-    """The tags of SinkhornWorkload."""
-    source: str
+    SIZES = ("n", "c", "tokens")
+
     n: int = 4
     c: int = 4096
     tokens: int = 1
@@ -56,16 +54,6 @@ class HcSiteWorkload:
     def m(self) -> int:
         """Rows of fn, the mixes of a token."""
         return self.n * (self.n + 2)
-
-    @property
-    def shape(self) -> dict[str, int]:
-        """Sizes of one element, by name."""
-        return {"n": self.n, "c": self.c, "tokens": self.tokens}
-
-    @property
-    def entries(self) -> int:
-        """Entries of the streams of one element."""
-        return self.tokens * self.n * self.c
 
     @property
     def options(self) -> dict[str, object]:
@@ -138,10 +126,7 @@ class HcSiteWorkload:
         return x.to(self.dtype), f.to(self.dtype), post, comb / 2, weights, dpre
 
 
-def _site(name: str, batch: int, tags: str, source: str, **options) -> HcSiteWorkload:
-    return HcSiteWorkload(f"hc_site_{name}", batch, frozenset(tags.split()), source, **options)
-
-
+_site = HcSiteWorkload.named("hc_site")
 _MODEL = "a site of an mHC model before its sublayer (arXiv 2512.24880)"
 _BENCH = 1 << 13
 

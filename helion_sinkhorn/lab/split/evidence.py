@@ -15,6 +15,7 @@ import torch
 from helion_sinkhorn.lab.draws import noise
 from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors, by_elements, given
 from helion_sinkhorn.lab.rounding import SAMPLES, half_ulp
+from helion_sinkhorn.lab.row import TRIED
 from helion_sinkhorn.lab.sinkhorn.budget import SMALLEST_NORMAL
 from helion_sinkhorn.lab.sinkhorn.parity import LAST_PLACES
 from helion_sinkhorn.lab.split.budget import RESULTS, error_budget, exact, model
@@ -42,7 +43,7 @@ def kernel_calls(workload: HcWorkload) -> Iterator[tuple[str, Any]]:
 def of_call(kernel: str, call: HcCall, tokens: int) -> HcWorkload:
     """With an mHC model's constants."""
     return HcWorkload(
-        "tried", 1, frozenset(), "a trial", call.n, tokens, call.n_iters, TUNED_EPS if call.deepseek else 0.0,
+        *TRIED, call.n, tokens, call.n_iters, TUNED_EPS if call.deepseek else 0.0,
         getattr(torch, call.dtype), splits=TRIED_SPLITS if kernel == launch.REDUCED else 0,
     )  # fmt: skip
 

@@ -8,18 +8,16 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.lab.draws import SHORT, Draws, draws, normal, unused_zero
+from helion_sinkhorn.lab.row import Row
 from helion_sinkhorn.ops.mhc.split.partials import Reduce
 
 
 @dataclass(frozen=True)
-class HcWorkload:
+class HcWorkload(Row):
     """One row of WORKLOADS: a call of `hc_split_sinkhorn`, what it stands for, and who loops over it."""
 
-    name: str
-    batch: int
-    tags: frozenset[str]
-    """The tags of SinkhornWorkload."""
-    source: str
+    SIZES = ("n", "tokens")
+
     n: int = 4
     tokens: int = 1
     """Tokens in an element of the batch; sums over tokens are tested element by element."""
@@ -47,11 +45,6 @@ class HcWorkload:
     def columns(self) -> int:
         """Entries of one token's mixes."""
         return self.n * self.n + 2 * self.n
-
-    @property
-    def shape(self) -> dict[str, int]:
-        """Sizes of one element, by name."""
-        return {"n": self.n, "tokens": self.tokens}
 
     @property
     def entries(self) -> int:
@@ -141,10 +134,7 @@ PARAMETERS = {"trained": _trained, "initial": _initial, "checkpoint": _checkpoin
 -3, a diagonal 6 above the rest; saturated: gates from -40 to 40."""
 
 
-def _hc(name: str, batch: int, tags: str, source: str, **options) -> HcWorkload:
-    return HcWorkload(f"hc_{name}", batch, frozenset(tags.split()), source, **options)
-
-
+_hc = HcWorkload.named("hc")
 _MODEL = "a site of an mHC model (arXiv 2512.24880): a row of mixes a token and sublayer"
 _BATCHES = (1 << 7, 1 << 10, 1 << 13, 1 << 17, 1 << 20)
 

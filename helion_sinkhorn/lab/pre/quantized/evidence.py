@@ -9,6 +9,7 @@ import torch
 
 from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors
 from helion_sinkhorn.lab.pre.quantized.workloads import QuantizeWorkload
+from helion_sinkhorn.lab.row import TRIED
 from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.mhc.quantized import quantize
 from helion_sinkhorn.ops.mhc.pre.quantized import eager, launch
@@ -25,9 +26,7 @@ def kernel_calls(workload: QuantizeWorkload) -> Iterator[tuple[str, Any]]:
 
 def of_call(kernel: str, call: QuantizeCall, tokens: int) -> QuantizeWorkload:
     options = {"group": call.group, "scales": call.scales, "layout": call.layout}
-    return QuantizeWorkload(
-        "tried", 1, frozenset(), "a trial", call.columns, tokens, dtype=getattr(torch, call.dtype), **options
-    )
+    return QuantizeWorkload(*TRIED, call.columns, tokens, dtype=getattr(torch, call.dtype), **options)
 
 
 def results(workload: QuantizeWorkload) -> tuple[str, ...]:

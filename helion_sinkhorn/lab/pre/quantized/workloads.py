@@ -7,17 +7,15 @@ from dataclasses import dataclass
 import torch
 
 from helion_sinkhorn.lab.draws import Draws, draws, normal, uniform
+from helion_sinkhorn.lab.row import Row
 
 
 @dataclass(frozen=True)
-class QuantizeWorkload:
+class QuantizeWorkload(Row):
     """One row of WORKLOADS: a call of `quantize`, what it stands for, and who loops over it."""
 
-    name: str
-    batch: int
-    tags: frozenset[str]
-    """The tags of SinkhornWorkload."""
-    source: str
+    SIZES = ("c", "tokens")
+
     c: int = 4096
     tokens: int = 1
     """Tokens in an element of the batch."""
@@ -28,16 +26,6 @@ class QuantizeWorkload:
     dtype: torch.dtype = torch.bfloat16
     values: str = "model"
     """A name of VALUES."""
-
-    @property
-    def shape(self) -> dict[str, int]:
-        """Sizes of one element, by name."""
-        return {"c": self.c, "tokens": self.tokens}
-
-    @property
-    def entries(self) -> int:
-        """Entries of one element."""
-        return self.tokens * self.c
 
     @property
     def options(self) -> dict[str, object]:
@@ -84,10 +72,7 @@ below the floor, and a token of zeros; ties: a scale of 1, and entries in the mi
 ones too; edges: the largest of a group next to 448 times a power of two."""
 
 
-def _row(name: str, batch: int, tags: str, source: str, **options) -> QuantizeWorkload:
-    return QuantizeWorkload(f"quantize_{name}", batch, frozenset(tags.split()), source, **options)
-
-
+_row = QuantizeWorkload.named("quantize")
 _V4 = "the input of a product in float8, as DeepSeek-V4 is served"
 _MX = "the same of DeepSeek-V4.1, MXFP8"
 _COLUMN = {"layout": "column"}

@@ -19,12 +19,19 @@ from helion_sinkhorn.ops.sinkhorn import reference
 RESULTS = "P", "dX", "drows", "dcolumns"
 
 
-def exact(x: torch.Tensor, marginals: Tensors, dy: torch.Tensor, **options: Any) -> dict[str, torch.Tensor]:
-    """The results in float64: the specification and autograd, of the deepseek form without marginals."""
-    leaves = [t.detach().double().requires_grad_() for t in (x, *marginals)]
+def exact(
+    x: torch.Tensor,
+    marginals: Tensors,
+    dy: torch.Tensor,
+    dtype: torch.dtype = torch.float64,
+    **options: Any,
+) -> dict[str, torch.Tensor]:
+    """The results in float64, or another dtype: the specification and autograd, of the deepseek form without
+    marginals."""
+    leaves = [t.detach().to(dtype).requires_grad_() for t in (x, *marginals)]
     named = dict(zip(("log_row_marginals", "log_col_marginals"), leaves[1:], strict=False))
     p = reference.sinkhorn(leaves[0], **options, **named)
-    return dict(zip(RESULTS, (p.detach(), *torch.autograd.grad(p, leaves, dy.double())), strict=False))
+    return dict(zip(RESULTS, (p.detach(), *torch.autograd.grad(p, leaves, dy.to(dtype))), strict=False))
 
 
 def error_budget(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.lab.draws import SHORT, draws, normal
+from helion_sinkhorn.lab.row import Sized
 from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 from helion_sinkhorn.ops.sinkhorn.api import DEFAULT_EPS
 from helion_sinkhorn.ops.sinkhorn.large.sides import LONGEST
@@ -17,8 +18,10 @@ WHOLE = 32
 
 
 @dataclass(frozen=True)
-class LargeWorkload:
+class LargeWorkload(Sized):
     """One row of WORKLOADS: a call, what it stands for, and who loops over it."""
+
+    SIZES = ("n", "m")
 
     name: str
     n: int
@@ -38,16 +41,6 @@ class LargeWorkload:
     """How far the logits are moved down."""
     longest: int = LONGEST
     """The length of lines beyond which an iteration takes two reads."""
-
-    @property
-    def shape(self) -> dict[str, int]:
-        """Sizes of one matrix, by name."""
-        return {"n": self.n, "m": self.m}
-
-    @property
-    def entries(self) -> int:
-        """Entries of one matrix."""
-        return self.n * self.m
 
     @property
     def wide(self) -> bool:

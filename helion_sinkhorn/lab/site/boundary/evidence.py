@@ -8,13 +8,15 @@ Only the public function gets a bias and a weight of the norm (`apart`), which c
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection
 
 import torch
 
 from helion_sinkhorn.lab.evidence import Choices, Results, Tensors, given, used
+from helion_sinkhorn.lab.mixes.budget import Exact
 from helion_sinkhorn.lab.site.boundary import budget
-from helion_sinkhorn.lab.site.budget import systematic
+from helion_sinkhorn.lab.site.budget import Site, systematic
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.lab.truth import Truth, spread
 from helion_sinkhorn.mhc.boundary import hc_boundary
@@ -69,18 +71,28 @@ def apart(w: HcSiteWorkload, f: torch.Tensor, fn: torch.Tensor) -> tuple[torch.T
 def truths(workload: HcSiteWorkload, *inputs: torch.Tensor) -> dict[str, Truth]:
     """The equations in float64."""
     inputs = ordered(*inputs)
-    limits = budget.evaluated(workload, *inputs)
-    dtypes = {name: budget.dtype_of(workload, name) for name in limits}
-    spreads = {name: spread(e.value, e.budget, dtypes[name]) for name, e in limits.items()}
-    most = systematic(budget.crossed(workload, *inputs), limits, spreads)
-    return named({
+    dtype_of = functools.partial(budget.dtype_of, workload)
+    return named(
+        within(budget.evaluated(workload, *inputs), budget.crossed(workload, *inputs), dtype_of, VALUES)
+    )
+
+
+def within(
+    limits: dict[str, Exact], site: Site, dtype_of: Callable[[str], torch.dtype], values: Collection[str]
+) -> dict[str, Truth]:
+    """The truths of results with these limits; `values` are no gradients."""
+    spreads = {name: spread(e.value, e.budget, dtype_of(name)) for name, e in limits.items()}
+    most = systematic(site, limits, spreads)
+    return {
         name: Truth.of(
-            *(flat(name, t) for t in (e.value, e.budget)), dtypes[name], gradient=name not in VALUES,
+            flat(name, e.value), flat(name, e.budget), dtype_of(name), gradient=name not in values,
+            # A token's entries share its mixes, and sums over tokens those of all.  What tokens share, the
+            # errors of their parameters, goes to one side at most as far as `most` has it.
             systematic=most[name] + (e.leaning / spreads[name]).mean().item(),
             together=tuple(range(1 if name in (*SUMS, BIAS) else 2, flat(name, e.value).dim())),
         )
         for name, e in limits.items()
-    })  # fmt: skip
+    }  # fmt: skip
 
 
 def ordered(x, dresidual, dy, dpost, dcomb, fn, scale, base, old, f, post, comb, weights, dpre) -> Tensors:
