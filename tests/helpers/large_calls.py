@@ -28,6 +28,10 @@ def given(
     return x, r, c, randn(batch, n, m, seed=3, dtype=dtype), randn(batch, n, seed=4), randn(batch, m, seed=5)
 
 
+def on(device: str, inputs: Given) -> Given:
+    return tuple(None if t is None else t.to(device) for t in inputs)
+
+
 def results(
     module: ModuleType, inputs: Given, n_iters: int, first: str, temperature: float = 1.0, **own: Any
 ) -> list[torch.Tensor]:

@@ -1,29 +1,23 @@
-"""The kernels on a CUDA or ROCm device, against float64: through the public function and one by one.
+"""`sinkhorn` on a CUDA or ROCm device, against float64.
 
 `make accuracy` tests the kernels there on every kind of logits, and that their bits are the same in other
-runs, splits and places of a batch, and from entries that lie apart.  Here are other sizes and variants, and
-what else a call may be.  A test compiles few programs and runs many inputs through them: a backward takes
-seconds to compile.
+runs, splits and places of a batch, and from entries that lie apart; test_kernels.py has their variants.  Here
+are other sizes, and what else a call may be.  A test compiles few programs and runs many inputs through them:
+a backward takes seconds to compile.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import threading
 
 import pytest
 import torch
-from steep import STEEP_CALLS, check_gradient
 
 from helion_sinkhorn import plan, sinkhorn
-from helion_sinkhorn.configs.device import current
-from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.lab.sinkhorn.budget import Case
 from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.ops.sinkhorn.implicit.launch import implicit_backward
-from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
-from helion_sinkhorn.ops.sinkhorn.space import over_threads
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import Choice
 
@@ -73,14 +67,6 @@ def test_sizes(n, m, form, first):
     )
 
 
-@pytest.mark.parametrize(("kind", "n", "n_iters"), STEEP_CALLS)
-def test_gradients_of_steep_logits_pass_restarts(kind, n, n_iters):
-    assert segment_length(n, n) < n_iters
-    check_gradient(
-        lambda dy, x: value_and_gradient(x, dy, n_iters=n_iters, form="log")[1], kind, n, n_iters, DEVICE
-    )
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5), (16, 16)])
@@ -93,71 +79,14 @@ def test_narrow_types_are_rounded_once(n, m, form, dtype):
     assert_within_budget({"narrow": case.judge(p, dx), "wide": case.judge(wide)})
 
 
-class TestKernels:
-    """One kernel at a time, requested by name and variant."""
-
-    def choice(self, case: Case, name: str, config=None, **variant):
-        x, _ = case.inputs(DEVICE)
-        device, _, _ = door.device_at(x.device.index)
-        selected = door.choose(KERNELS[name], launch.call_of(x, *case.arguments), case.batch, device)
-        if config is not None:
-            selected = dataclasses.replace(selected, config=config)
-        return launch.with_variant(selected, **variant)
-
-    def forward(self, case: Case, **variant):
-        x, _ = case.inputs(DEVICE)
-        selected = self.choice(case, "sinkhorn_forward", **variant)
-        return case.judge(launch.forward(x, *case.arguments, torch.float32, selected))
-
-    def backward(self, case: Case, name: str, **variant):
-        x, dy = case.inputs(DEVICE)
-        return case.judge(dx=launch.backward(dy, x, *case.arguments, self.choice(case, name, **variant)))
-
-    @pytest.mark.parametrize("form", FORMS)
-    @pytest.mark.parametrize(("n", "m", "thread"), [
-        (4, 4, (4, 4)), (4, 4, (2, 4)), (4, 4, (2, 2)), (4, 4, (0, 0)), (2, 8, (2, 8)), (2, 8, (2, 4)),
-        (8, 8, (8, 8)), (8, 8, (8, 4)), (8, 8, (4, 8)), (16, 16, (8, 8)), (16, 4, (8, 2)),
-    ])  # fmt: skip
-    def test_every_way_to_hold_a_matrix(self, n, m, thread, form):
-        case = Case("randn_3", n, m, 5, form, batch=515)
-        call = launch.call_of(case.inputs()[0], *case.arguments)
-        config = over_threads(call, current(0), *(thread if any(thread) else (n, m)))
-        options = {"config": config, "thread": thread}
-        found = {
-            "forward": self.forward(case, **options),
-            "backward": self.backward(case, "sinkhorn_backward", **options),
-            "history": self.backward(case, "sinkhorn_backward_history", **options),
-        }
-        if any(thread):
-            blocks = (*config, ("pid_type", "persistent_interleaved"), ("num_sm_multiplier", 1))
-            found["persistent"] = self.backward(
-                case, "sinkhorn_backward_history", config=blocks, thread=thread
-            )
-        assert_within_budget(found)
-
-    @pytest.mark.parametrize("form", FORMS)
-    @pytest.mark.parametrize("paired", [True, False])
-    def test_whole_matrices_with_pairs_and_with_u_computed_again(self, paired, form):
-        case = Case("randn_3", 4, 4, 5, form, batch=515)
-        found = {"forward": self.forward(case, paired=paired)}
-        for lean in (False, True):
-            found[lean] = self.backward(case, "sinkhorn_backward", paired=paired, lean=lean)
-        assert_within_budget(found)
-
-    @pytest.mark.parametrize(("n_iters", "length"), [(1, 3), (7, 3), (8, 3), (9, 3), (6, 20), (20, 1)])
-    @pytest.mark.parametrize("n", [3, 4])
-    def test_segments_of_any_length(self, n, n_iters, length):
-        case = Case("randn_8", n, n, n_iters, batch=65)
-        assert_within_budget({length: self.backward(case, "sinkhorn_backward", length=length)})
-
-    def test_history_in_slices_of_the_batch(self):
-        case = Case("randn_3", 4, 4, 60, "log")
-        x, dy = case.inputs(DEVICE)
-        _, dx = value_and_gradient(x, dy, **case.options)
-        assert_within_budget({"five": case.judge(dx=dx)})
-        copies = 4 * launch.SCRATCH_BYTES // (4 * 60 * 8) // case.batch
-        _, many = value_and_gradient(x.repeat(copies, 1, 1), dy.repeat(copies, 1, 1), **case.options)
-        assert torch.equal(many.view(copies, *dx.shape), dx.expand(copies, *dx.shape))
+def test_history_in_slices_of_the_batch():
+    case = Case("randn_3", 4, 4, 60, "log")
+    x, dy = case.inputs(DEVICE)
+    _, dx = value_and_gradient(x, dy, **case.options)
+    assert_within_budget({"five": case.judge(dx=dx)})
+    copies = 4 * launch.SCRATCH_BYTES // (4 * 60 * 8) // case.batch
+    _, many = value_and_gradient(x.repeat(copies, 1, 1), dy.repeat(copies, 1, 1), **case.options)
+    assert torch.equal(many.view(copies, *dx.shape), dx.expand(copies, *dx.shape))
 
 
 @pytest.mark.parametrize("form", FORMS)

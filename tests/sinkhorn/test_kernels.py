@@ -1,7 +1,7 @@
 """The Helion kernel bodies, run eagerly by Helion's reference mode, and the CPU path, against float64.
 
 Reference mode runs the whole batch as one tile: it tests the equations as written in the
-bodies; tiles, masks and types are tested by triton_interpreter/ and on a device.
+bodies; tiles, masks and types are tested by triton_interpreter/ and on a device, some of them here too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import types
 import pytest
 import torch
 from launches import launching_as
-from reference_mode import of_each_variant
+from reference_mode import each_device, of_each_variant
 from steep import STEEP_CALLS, check_gradient
 
 from helion_sinkhorn import reference
@@ -26,7 +26,7 @@ from helion_sinkhorn.ops.sinkhorn.scaling import SHIFT, segment_length, shifted_
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import Choice, build, candidates, default_choice, in_space
-from helion_sinkhorn.runtime.launch import Chosen
+from helion_sinkhorn.runtime.launch import Chosen, device_of
 
 FORMS = ["deepseek", "log"]
 FIRSTS = ["rows", "cols"]
@@ -45,9 +45,9 @@ def choice(case: Case, name: str, **variant):
     return launch.with_variant(door.choose(KERNELS[name], call, case.batch, DEVICES["h200"]), **variant)
 
 
-def check(case: Case, selected: Choice) -> None:
+def check(case: Case, selected: Choice, device: str = "cpu") -> None:
     """What a kernel computes with this choice is within its budget."""
-    x, dy = case.inputs()
+    x, dy = case.inputs(device)
     if selected.kernel == "sinkhorn_forward":
         ratios = case.judge(launch.forward(x, *case.arguments, torch.float32, selected))
     else:
@@ -142,13 +142,15 @@ def test_the_shifted_form(logits, n, m, n_iters, first):
         (4, 4, 1, "log", "rows"), (4, 4, 3, "deepseek", "cols"), (3, 5, 7, "log", "rows"),
     ],
 )  # fmt: skip
-def test_every_variant_that_is_tried(n, m, n_iters, form, first, logits):
+@each_device
+def test_every_variant_that_is_tried(n, m, n_iters, form, first, logits, device):
     """Threads of a matrix, pairs of reciprocals, pivots, sums in order, u computed again, and segments."""
-    case = Case(logits, n, m, n_iters, form, first, batch=8)
-    call = launch.call_of(case.inputs()[0], *case.arguments)
+    case = Case(logits, n, m, n_iters, form, first, batch=8 if device == "cpu" else 515)
+    x, _ = case.inputs(device)
+    call = launch.call_of(x, *case.arguments)
     for name in ("sinkhorn_forward", *BACKWARDS):
-        for tried in of_each_variant(candidates(KERNELS[name], call, DEVICES["h200"])):
-            check(case, tried)
+        for tried in of_each_variant(candidates(KERNELS[name], call, device_of(x))):
+            check(case, tried, device)
 
 
 @pytest.mark.parametrize("dtypes", list(itertools.product([torch.float32, torch.bfloat16], repeat=2)))
@@ -199,17 +201,18 @@ def test_gradients_in_registers_are_shifted_or_pass_a_restart(n, m, first, n_ite
     check_backward(case, "sinkhorn_backward", length=length)
 
 
+@each_device
 @pytest.mark.parametrize(("kind", "n", "n_iters"), STEEP_CALLS)
-def test_gradients_of_steep_logits_pass_restarts(kind, n, n_iters):
+def test_gradients_of_steep_logits_pass_restarts(kind, n, n_iters, device):
     """By a CPU, by the kernel that a call of this size gets, and by the one with its vectors in memory."""
     call = SinkhornCall(False, 1, "float32", n, n, n_iters)
     assert segment_length(n, n) < n_iters
     check_gradient(lambda dy, x: eager.backward(dy, x, n_iters, 0.0, "log", "rows"), kind, n, n_iters)
     for name in dict.fromkeys((launch.backward_kernel(call), "sinkhorn_backward_history")):
-        served = door.choose(KERNELS[name], call, 64, DEVICES["h200"])
+        served = door.choose(KERNELS[name], call, 64, device_of(torch.empty(0, device=device)))
         check_gradient(
             lambda dy, x, served=served: launch.backward(dy, x, n_iters, 0.0, "log", "rows", served),
-            kind, n, n_iters,
+            kind, n, n_iters, device,
         )  # fmt: skip
 
 

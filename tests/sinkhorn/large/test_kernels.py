@@ -7,8 +7,8 @@ import functools
 import pytest
 import torch
 from autograd_calls import assert_equal, randn, value_and_gradient
-from large_calls import assert_near, exact, given, results
-from reference_mode import of_each_variant
+from large_calls import assert_near, exact, given, on, results
+from reference_mode import each_device, of_each_variant
 
 from helion_sinkhorn import reference
 from helion_sinkhorn.configs.device import DEVICES
@@ -46,12 +46,13 @@ def test_groups_of_matrices_do_not_show(group, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["column_below", "randn_30", "identity_like", "masked", "lines_apart"])
 @pytest.mark.parametrize("n_iters", [1, 5])
-def test_peaked_logits(kind, n_iters):
+@each_device
+def test_peaked_logits(kind, n_iters, device):
     """As near to float64 as potentials in float32 are: they round an exponent as large as the logits."""
     x = make_logits(kind, 2, 48, 40, dtype=torch.float32)
     inputs, largest = given(48, 40, False, x=x), x[x.isfinite()].abs().max().item()
-    found, true = (of(inputs, n_iters, "rows") for of in (by_launches, exact))
-    assert_near(found, true, 2e-7 * max(30.0, 2 * largest))
+    found = by_launches(on(device, inputs), n_iters, "rows")
+    assert_near(found, exact(inputs, n_iters, "rows"), 2e-7 * max(30.0, 2 * largest))
 
 
 @each_read
@@ -123,16 +124,17 @@ ALWAYS = "3000 randn", "c i j", "a column that loses", "masked"
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in ALWAYS else BY_NIGHT) for k in PEAKED])
 @pytest.mark.parametrize(("longest", "n_iters"), [(8192, 20), (16, 1)], ids=["one read", "two reads"])
-def test_peaked_logits_of_the_deepseek_form(kind, n_iters, longest):
+@each_device
+def test_peaked_logits_of_the_deepseek_form(kind, n_iters, longest, device):
     """No potential is as large as the logits: six times the error of float32 autograd, or rounding."""
     x = PEAKED[kind]()
     dy = randn(*x.shape, seed=1)
-    found = of_eps(launch, x, dy, n_iters, "rows", 1e-6, longest=longest)
+    found = of_eps(launch, x.to(device), dy.to(device), n_iters, "rows", 1e-6, longest=longest)
     true, plain = (specified(x, dy, n_iters, "rows", 1e-6, t) for t in (torch.float64, torch.float32))
     for a, b, exact_one in zip(found, plain, true, strict=True):
         # a gradient that vanishes is nothing to float32
         size = exact_one.abs().max().clamp(min=1e-30)
-        error, of_plain = ((t.double() - exact_one).abs().max() / size for t in (a, b))
+        error, of_plain = ((t.cpu().double() - exact_one).abs().max() / size for t in (a, b))
         assert error <= 6 * of_plain + 8 * 2.0**-23, (error, of_plain)
 
 
