@@ -1,13 +1,14 @@
 """`sinkhorn` on a CUDA or ROCm device, against float64.
 
 `make accuracy` tests the kernels there on every kind of logits, and that their bits are the same in other
-runs, splits and places of a batch, and from entries that lie apart; test_kernels.py has their variants.  Here
-are other sizes, and what else a call may be.  A test compiles few programs and runs many inputs through them:
-a backward takes seconds to compile.
+runs, splits and places of a batch, and from entries that lie apart.  Here are other sizes and variants, and
+what else a call may be.  A test compiles few programs and runs many inputs through them: a backward takes
+seconds to compile.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 
@@ -15,9 +16,12 @@ import pytest
 import torch
 
 from helion_sinkhorn import plan, sinkhorn
+from helion_sinkhorn.configs.device import current
+from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.lab.sinkhorn.budget import Case
 from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.ops.sinkhorn.implicit.launch import implicit_backward
+from helion_sinkhorn.ops.sinkhorn.space import over_threads
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import Choice
 
@@ -77,6 +81,54 @@ def test_narrow_types_are_rounded_once(n, m, form, dtype):
     wide = sinkhorn(x, out_dtype=torch.float32, implementation="helion", **case.options)
     assert (p.dtype, dx.dtype, wide.dtype) == (dtype, dtype, torch.float32)
     assert_within_budget({"narrow": case.judge(p, dx), "wide": case.judge(wide)})
+
+
+def judged(case: Case, name: str, config=None, **variant) -> dict[str, float]:
+    """One kernel, requested by name and variant."""
+    x, dy = case.inputs(DEVICE)
+    selected = door.choose(KERNELS[name], launch.call_of(x, *case.arguments), case.batch, current(0))
+    if config is not None:
+        selected = dataclasses.replace(selected, config=config)
+    selected = launch.with_variant(selected, **variant)
+    if name == "sinkhorn_forward":
+        return case.judge(launch.forward(x, *case.arguments, torch.float32, selected))
+    return case.judge(dx=launch.backward(dy, x, *case.arguments, selected))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "m", "thread"), [
+    (4, 4, (4, 4)), (4, 4, (2, 4)), (4, 4, (2, 2)), (4, 4, (0, 0)), (2, 8, (2, 8)), (2, 8, (2, 4)),
+    (8, 8, (8, 8)), (8, 8, (8, 4)), (8, 8, (4, 8)), (16, 16, (8, 8)), (16, 4, (8, 2)),
+])  # fmt: skip
+def test_every_way_to_hold_a_matrix(n, m, thread, form):
+    case = Case("randn_3", n, m, 5, form, batch=515)
+    call = launch.call_of(case.inputs()[0], *case.arguments)
+    config = over_threads(call, current(0), *(thread if any(thread) else (n, m)))
+    found = {
+        name: judged(case, name, config, thread=thread)
+        for name in ("sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history")
+    }
+    if any(thread):
+        blocks = (*config, ("pid_type", "persistent_interleaved"), ("num_sm_multiplier", 1))
+        found["persistent"] = judged(case, "sinkhorn_backward_history", blocks, thread=thread)
+    assert_within_budget(found)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("paired", [True, False])
+def test_whole_matrices_with_pairs_and_with_u_computed_again(paired, form):
+    case = Case("randn_3", 4, 4, 5, form, batch=515)
+    found = {"forward": judged(case, "sinkhorn_forward", paired=paired)}
+    for lean in (False, True):
+        found[lean] = judged(case, "sinkhorn_backward", paired=paired, lean=lean)
+    assert_within_budget(found)
+
+
+@pytest.mark.parametrize(("n_iters", "length"), [(1, 3), (7, 3), (8, 3), (9, 3), (6, 20), (20, 1)])
+@pytest.mark.parametrize("n", [3, 4])
+def test_segments_of_any_length(n, n_iters, length):
+    case = Case("randn_8", n, n, n_iters, batch=65)
+    assert_within_budget({length: judged(case, "sinkhorn_backward", length=length)})
 
 
 def test_history_in_slices_of_the_batch():
