@@ -116,9 +116,7 @@ def test_a_step_is_the_definition_rounded_once(average, values, dtype):
 def test_a_step_as_large_as_the_weight_is_rounded_once(values, dtype):
     """What is subtracted is not rounded before."""
     gradient, p = drawn(values, dtype, NONE)
-    options = SINKGD
-    _, m, _ = p.shape
-    (exact,) = defined(NONE, options, WHOLE * math.sqrt(m), gradient, p)
+    (exact,) = defined(NONE, SINKGD, WHOLE * math.sqrt(p.size(1)), gradient, p)
     p.requires_grad_().grad = gradient
     SinkGD([p], WHOLE).step()
     assert_as_rounded_once(p.detach(), exact)
@@ -199,10 +197,11 @@ def test_a_parameter_without_a_gradient_stays():
     assert not torch.equal(params[0], weights()[0])
 
 
+@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
 @pytest.mark.parametrize("kind", [SinkhornBalanced, SinkGD])
-def test_lr_as_a_tensor_is_read_in_each_step(kind):
+def test_lr_as_a_tensor_is_read_in_each_step(kind, shape):
     params, others = weights(), weights()
-    lr = torch.tensor(0.1, dtype=torch.float64)
+    lr = torch.full(shape, 0.1, dtype=torch.float64)
     optimizer, other = kind(params, lr), kind(others, 0.1)
     train(optimizer, params, 1)
     train(other, others, 1)
@@ -239,12 +238,6 @@ def test_narrow_and_strided_parameters():
     step = (before.float() - wide.float()) / 0.1
     assert step.square().mean(-2).sub(1).abs().max() < 0.1
     assert not step[1].any()
-
-
-def test_lr_of_one_entry_and_no_dimensions_are_alike():
-    params, others = weights(), weights()
-    lr = torch.tensor([0.1], dtype=torch.float64)
-    assert_equal(train(SinkGD(params, lr), params), train(SinkGD(others, lr[0]), others))
 
 
 def test_gradients_of_another_dtype():

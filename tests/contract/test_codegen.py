@@ -1,4 +1,7 @@
-"""The kernels of the streams with their default configs as machine code for GPUs that need not be here."""
+"""Kernels with their default configs as machine code for GPUs that need not be here.
+
+Those of linear attention, dot_compress and sinkhorn have files of their own.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from ci import machine_rules
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine.binary import Job
 from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.ops.balance import launch as balance
+from helion_sinkhorn.ops.balance.space import BalanceCall
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes
 from helion_sinkhorn.ops.mhc.mixes.space import MixesCall
 from helion_sinkhorn.ops.mhc.post import launch as post
@@ -63,7 +68,9 @@ def wanted(kernel: str, n: int) -> Wanted:
         LAST: Wanted(n + 1, 1),
         backward.BACKWARD: Wanted(1, 1, 0, matrix=True),
         backward.PROJECTION: Wanted(matrix=True),
-    }.get(kernel, Wanted(1) if kernel in site.KERNELS else Wanted())
+        balance.COLUMNS: Wanted(),
+        balance.FINISH: Wanted(1, 1),
+    }.get(kernel, Wanted(1) if kernel in (*site.KERNELS, *balance.KERNELS) else Wanted())
 
 
 SPILLING = boundary.FORWARD, *backward.KERNELS
@@ -78,6 +85,8 @@ SMALLEST = {
     "hc_site": (SiteCall("bfloat16", 4, 7168, "float32"), tuple(site.KERNELS)),
     "hc_boundary": (MODEL, (boundary.FORWARD,)),
     "hc_last": (MODEL, (LAST,)),
+    "sinkhorn_balance": (BalanceCall("bfloat16", 7168), tuple(balance.KERNELS)),
+    "sinkhorn_balance, columns": (BalanceCall("float32", 256), (balance.COLUMNS,)),
     "quantize": (QuantizeCall("bfloat16", 7168, 32, "e8m0", "column"), (quantized.NAME,)),
 }
 ALWAYS = "hc_pre", "hc_split_sinkhorn"

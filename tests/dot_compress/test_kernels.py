@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from autograd_calls import randn
+from dot_compress_problem import inputs, worst_errors
 from launches import launching_as
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.dot_compress import budget as testing_dot_compress
 from helion_sinkhorn.lab.operators import KERNELS
-from helion_sinkhorn.lab.rounding import worst
 from helion_sinkhorn.ops.dot_compress import launch as dot_compress_launch
 from helion_sinkhorn.ops.dot_compress import space
 from helion_sinkhorn.ops.dot_compress.space import DotCall
@@ -23,14 +22,10 @@ NAMES = ("dot_compress_product", "dot_compress_apply", "dot_compress_expand")
 
 def errors(batch, m, d, k, dtype, parts, has_z):
     """The worst error of out and the gradients in units of their budgets."""
-    shapes = (batch, m, d), (batch, m, k), (batch, d, k), (batch, m, k)
-    x, y, z, grad = (randn(*shape, seed=i, dtype=dtype) for i, shape in enumerate(shapes))
-    z = z if has_z else None
+    x, y, z, grad = given = inputs(batch, m, d, k, has_z, dtype)
     out, b = dot_compress_launch.forward(x, y, z, parts)
     dx, dy, db = dot_compress_launch.backward(grad, x, y, b)
-    truth = testing_dot_compress.exact(x, y, z, grad, parts)
-    found = {"out": out, "dx": dx, "dy": dy, "dz": db[:, 0]}
-    return {name: worst(t, truth[name].value, truth[name].budget) for name, t in found.items()}
+    return worst_errors({"out": out, "dx": dx, "dy": dy, "dz": db[:, 0]}, *given, parts)
 
 
 @pytest.mark.parametrize("has_z", [False, True])

@@ -1,10 +1,15 @@
-"""The choices that Helion's reference mode does not distinguish."""
+"""Kernels in Helion's reference mode, or compiled on a GPU, and choices that are one to the mode."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
+
 from helion_sinkhorn.runtime.kernel import Choice
+
+each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+"""Bodies in reference mode, and where there is a GPU their programs."""
 
 
 def of_each_variant(choices: Iterable[Choice]) -> list[Choice]:

@@ -9,10 +9,12 @@ import math
 
 import pytest
 import torch
+from attention_problem import workload
 from autograd_calls import assert_equal, randn
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from interpreted import FEWER
+from padded_packs import check_padding
 
 from helion_sinkhorn import recurrent_linear_attention, reference
 from helion_sinkhorn.lab.linear_attention.budget import Case
@@ -20,15 +22,12 @@ from helion_sinkhorn.lab.linear_attention.evidence import kernel_calls
 from helion_sinkhorn.lab.linear_attention.model import METHODS, Errors
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.lab.workloads import tagged
+from helion_sinkhorn.ops.linear_attention import eager
 from helion_sinkhorn.ops.linear_attention.recurrent import launch as linear_attention_launch
 from helion_sinkhorn.runtime import launch as door
 
 GATES = ("g", "g_gamma", "gk", "gv")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def workload(gates="gk", shape=(2, 9, 2, 4, 6), dtype=torch.float32, **options):
-    return AttentionWorkload("", *shape, frozenset(), "", gates=gates, dtype=dtype, **options)
 
 
 @st.composite
@@ -107,6 +106,17 @@ def test_packed_sequences_know_nothing_of_each_other(function, reverse):
         part = {name: t[:, a:b] for name, t in x.items()}
         alone = function(**part, initial_state=start[n : n + 1], output_final_state=True, reverse=reverse)
         assert_equal((o[:, a:b], end[n : n + 1]), alone)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("path", ["eager", "kernels", "specification"])
+def test_steps_of_no_sequence_are_zeros(path, reverse):
+    """And all other steps are as without them."""
+    if path == "specification":
+        check_padding(lambda case: case.run(reference.recurrent_linear_attention), reverse)
+    else:
+        module = {"eager": eager, "kernels": linear_attention_launch}[path]
+        check_padding(lambda case: case.run_module(module), reverse)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

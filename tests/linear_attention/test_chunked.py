@@ -11,14 +11,10 @@ from attention_problem import problem
 from hypothesis import given
 from hypothesis import strategies as st
 from interpreted import FEWER
-from targets import BY_NIGHT
-
-from ci import machine_rules
 
 pytest.importorskip("triton")
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.machine.binary import Job
 from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.ops.linear_attention import api as linear_attention
 from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
@@ -131,39 +127,6 @@ def test_what_auto_takes_on_a_gpu(steps, dk, dtype, options, expected, monkeypat
     q, v = (torch.empty((1, steps, 1, d), dtype=dtype) for d in (dk, 8))
     call = {"method": "auto", "gv": None, "cu_seqlens": None, **options}
     assert linear_attention._serves("auto", q=q, v=v, **call) == expected
-
-
-@BY_NIGHT
-@pytest.mark.parametrize("key", ["mi350", "h200", "b200", "mi300x"])
-def test_defaults_compile_for(key, compile_for):
-    """Matrix units, nothing a launch would refuse, and what every kernel's machine code must hold."""
-    call = ChunkCall("bfloat16", 64, 128, "gk")
-    names = [f"linear_attention_chunk_{part}" for part in ("scores", "walk", "gradients")]
-    jobs = [Job(call, default_choice(KERNELS[name], call, DEVICES[key]), batch=128) for name in names]
-    for binary in compile_for(key, jobs):
-        assert binary.compiled, binary.problems
-        assert binary.counts["matrix"]
-        assert binary.shared <= DEVICES[key].shared_limit
-        assert not list(machine_rules.broken(binary))
-
-
-def test_the_default_of_wide_float32_keys_fits_an_mi350(compile_for):
-    """With two steps in flight it needs 224 KiB of shared memory, where a block has 160."""
-    call, name = ChunkCall("float32", 72, 8, "g g_gamma"), "linear_attention_chunk_walk"
-    job = Job(call, default_choice(KERNELS[name], call, DEVICES["mi350"]), batch=3)
-    (binary,) = compile_for("mi350", [job])
-    assert binary.compiled, binary.problems
-    assert binary.shared <= DEVICES["mi350"].shared_limit
-
-
-@pytest.mark.nightly("five seconds of ptxas a device, the only compiler that is known to do so")
-@pytest.mark.parametrize("key", ["h200", "b200", "mi350", "mi300x"])
-def test_narrow_gradients_take_no_stack_pointer_for_data(key, compile_for):
-    """As ptxas 12.8 does where a tile of these sides is not padded to 64 (docs/dev/helion.md)."""
-    call, name = ChunkCall("float32", 5, 3, "g_gamma"), "linear_attention_chunk_gradients"
-    (binary,) = compile_for(key, [Job(call, default_choice(KERNELS[name], call, DEVICES[key]))])
-    assert binary.compiled
-    assert "stack pointer as data" not in binary.counts
 
 
 @pytest.mark.parametrize("backwards", [False, True])

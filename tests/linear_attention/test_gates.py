@@ -6,12 +6,13 @@ import dataclasses
 import functools
 import itertools
 
+import attention_problem
 import pytest
 import torch
+from attention_problem import uniform
 
 from ci.gate.parity import parity
 from helion_sinkhorn import recurrent_linear_attention, reference
-from helion_sinkhorn.lab.linear_attention.budget import Case
 from helion_sinkhorn.lab.linear_attention.elements import by_elements, case_of, inputs
 from helion_sinkhorn.lab.linear_attention.evidence import title, truths
 from helion_sinkhorn.lab.linear_attention.model import UNDERFLOW
@@ -32,39 +33,12 @@ FEW = 4.0
 """The same for the extreme of few errors: dg_gamma is one row, and of a packing s = 30 leaves few rows."""
 
 
-def problem(
-    gates,
-    strength,
-    steps=64,
-    heads=8,
-    dk=8,
-    dv=12,
-    batch=4,
-    states=False,
-    reverse=False,
-    lengths=(),
-    dtype=torch.float32,
-    seed=0,
-):
+def problem(gates, strength, steps=64, heads=8, dk=8, dv=12, batch=4, states=False, **options):
     """A case with log decays uniform in [-strength, 0]."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def drawn(*shape):
-        return torch.randn(shape, generator=generator)
-
-    batch = 1 if lengths else batch
-    keys, values = (batch, steps, heads, dk), (batch, steps, heads, dv)
-    shapes = {"g": keys[:3], "g_gamma": keys[2:3], "gk": keys, "gv": values}
-    inputs = {"q": drawn(*keys), "k": drawn(*keys), "v": drawn(*values)}
-    for name in gates.split():
-        inputs[name] = -strength * torch.rand(shapes[name], generator=generator)
-    inputs = {name: x.to(dtype) for name, x in inputs.items()}
-    do, dend = drawn(*values).to(dtype), None
-    if states:
-        inputs["initial_state"], dend = (drawn(len(lengths) or batch, heads, dk, dv) for _ in range(2))
-    if lengths:
-        inputs["cu_seqlens"] = torch.tensor((0, *lengths)).cumsum(0).int()
-    return Case(inputs, do, dend, reverse=reverse)
+    batch = 1 if options.get("lengths") else batch
+    return attention_problem.problem(
+        batch, steps, heads, dk, dv, gates, strength, states, scale=None, drawn_gate=uniform, **options
+    )
 
 
 def sizes(case):

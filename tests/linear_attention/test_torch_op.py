@@ -7,21 +7,17 @@ import math
 
 import pytest
 import torch
+from attention_problem import workload
 from autograd_calls import assert_equal
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helion_sinkhorn import recurrent_linear_attention
 from helion_sinkhorn.lab.linear_attention import model
-from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.ops.linear_attention.torch_op import DIFFERENTIABLE
 
 FORWARD = torch.ops.helion_sinkhorn.recurrent_linear_attention.default
 BACKWARD = torch.ops.helion_sinkhorn.recurrent_linear_attention_backward.default
-
-
-def call(gates="gk", shape=(2, 9, 2, 4, 6), dtype=torch.float32, **options):
-    return AttentionWorkload("", *shape, frozenset(), "", gates=gates, dtype=dtype, **options)
 
 
 def arguments(w, serves="pytorch"):
@@ -33,8 +29,8 @@ def arguments(w, serves="pytorch"):
 @pytest.mark.parametrize(
     "w",
     [
-        call("g", (1, 6, 1, 3, 2), states=True, reverse=True, lengths=(2, 4)),
-        call("gv", (0, 5, 2, 3, 4)),
+        workload("g", (1, 6, 1, 3, 2), states=True, reverse=True, lengths=(2, 4)),
+        workload("gv", (0, 5, 2, 3, 4)),
     ],
     ids=["packed", "no sequence"],
 )
@@ -64,14 +60,14 @@ def attend(**tensors):
 
 def test_compiled_packed():
     torch._dynamo.reset()
-    x, _, _ = call("gk", (1, 9, 2, 3, 4), lengths=(2, 7)).make_inputs()
+    x, _, _ = workload("gk", (1, 9, 2, 3, 4), lengths=(2, 7)).make_inputs()
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     assert_equal(compiled(**x), attend(**x))
 
 
 def test_a_scale_that_changes():
     torch._dynamo.reset()
-    x, do, _ = call("gk").make_inputs()
+    x, do, _ = workload("gk").make_inputs()
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     for scale in (0.5, 0.25, -3.0, 2):
         own = {"scale": scale}
@@ -112,7 +108,7 @@ def under_a_mode(function):
 @pytest.mark.parametrize("offsets", [[-1, 9], [0, 6, 4, 9], [0, 10]])
 def test_wrong_offsets_are_noticed_also_under_transforms(transform, offsets):
     torch._dynamo.reset()
-    x, _, _ = call("gk", (1, 9, 2, 3, 4)).make_inputs()
+    x, _, _ = workload("gk", (1, 9, 2, 3, 4)).make_inputs()
     q = x.pop("q")
 
     def attend_to(q, offsets):
@@ -125,7 +121,7 @@ def test_wrong_offsets_are_noticed_also_under_transforms(transform, offsets):
 
 
 def test_fake_offsets_outside_their_mode():
-    x, _, _ = call("gk", (1, 9, 2, 3, 4), lengths=(2, 7)).make_inputs()
+    x, _, _ = workload("gk", (1, 9, 2, 3, 4), lengths=(2, 7)).make_inputs()
     mode = FakeTensorMode()
     o, end = attend(**{name: mode.from_tensor(t) for name, t in x.items()})
     assert (o.shape, end.shape) == ((1, 9, 2, 4), (2, 2, 3, 4))
@@ -134,99 +130,52 @@ def test_fake_offsets_outside_their_mode():
 # ------------------------------------------------------------------------------------------ functorch
 
 
-def mapped_inputs(count, w):
-    """The inputs of several calls, stacked on a first axis."""
-    each = [w.make_inputs(seed)[0] for seed in range(count)]
-    return {name: torch.stack([x[name] for x in each]) for name in each[0]}
-
-
-def one_by_one(function, x, dims):
-    """What vmap has to give: the calls themselves, stacked."""
-    count = max(len(t) for name, t in x.items() if dims[name] is not None)
-    results = [
-        function(**{name: t if dims[name] is None else t[i] for name, t in x.items()}) for i in range(count)
-    ]
-    return [torch.stack(parts) for parts in zip(*results, strict=True)]
-
-
-def vmapped(function, dims):
-    names = list(dims)
-
-    def positional(*tensors):
-        return function(**dict(zip(names, tensors, strict=True)))
-
-    def run(x):
-        return torch.vmap(positional, in_dims=tuple(dims.values()))(*[x[name] for name in names])
-
-    return run
-
-
 CALLS = {
-    "no head's gate": call("g gk gv", states=True, reverse=True),
-    "packed": call("g gk", (1, 9, 2, 3, 4), states=True, lengths=(2, 0, 7)),
+    "no head's gate": workload("g gk gv", states=True),
+    "packed": workload("g gk", (1, 9, 2, 3, 4), states=True, lengths=(2, 0, 7)),
 }
-"""Backwards, and packed; one gate and all of them are in tests/contract."""
+"""One gate and all of them are in tests/contract."""
+
+
+def both(do, cu_seqlens=None, **tensors):
+    """Results of a call backwards, and gradients of all tensors."""
+
+    def loss(tensors):
+        o, end = attend(**tensors, reverse=True, cu_seqlens=cu_seqlens)
+        return (o * do).sum() + end.square().sum(), (o, end)
+
+    gradients, results = torch.func.grad(loss, has_aux=True)(tensors)
+    return *results, *gradients.values()
+
+
+def mapped(which, shared):
+    """(arguments of `both` for three calls, some of which they share; the dimension that is mapped)."""
+    each = [CALLS[which].make_inputs(seed) for seed in range(3)]
+    x = {name: torch.stack([x[name] for x, *_ in each]) for name in each[0][0]}
+    x["do"] = torch.stack([do for _, do, _ in each])
+    if "cu_seqlens" in x:
+        x["cu_seqlens"][1, 1:3] = 5
+    dims = {name: None if name in shared.split() else 0 for name in x}
+    return {name: t[0] if dims[name] is None else t for name, t in x.items()}, dims
+
+
+def vmapped(x, dims):
+    return torch.vmap(
+        lambda *tensors: both(**dict(zip(dims, tensors, strict=True))), in_dims=tuple(dims.values())
+    )(*[x[name] for name in dims])
 
 
 @pytest.mark.parametrize("which", CALLS)
 @pytest.mark.parametrize("shared", ["", "k", "initial_state", "cu_seqlens", "q v"])
 def test_vmap_is_the_calls_one_by_one(which, shared):
-    w = CALLS[which]
-    x = mapped_inputs(3, w)
-    dims = {name: None if name in shared.split() else 0 for name in x}
-    x = {name: t if dims[name] == 0 else t[0] for name, t in x.items()}
-    assert_equal(vmapped(attend, dims)(x), one_by_one(attend, x, dims))
+    x, dims = mapped(which, shared)
+    calls = [both(**{name: t if dims[name] is None else t[i] for name, t in x.items()}) for i in range(3)]
+    assert_equal(vmapped(x, dims), [torch.stack(parts) for parts in zip(*calls, strict=True)])
 
 
 @pytest.mark.parametrize("which", CALLS)
 def test_vmap_over_nothing(which):
-    w = CALLS[which]
-    x = mapped_inputs(1, w)
-    offsets = x.pop("cu_seqlens", None)
-
-    def both(**tensors):
-        def sums(tensors):
-            o, end = attend(**tensors, cu_seqlens=None if offsets is None else offsets[0])
-            return o.sum() + end.sum(), (o, end)
-
-        gradients, results = torch.func.grad(sums, has_aux=True)(tensors)
-        return *results, *gradients.values()
-
-    run = vmapped(both, dict.fromkeys(x, 0))
-    found, one = run({name: t[:0] for name, t in x.items()}), run(x)
-    assert [(t.shape, t.dtype) for t in found] == [((0, *t.shape[1:]), t.dtype) for t in one]
-
-
-@pytest.mark.parametrize("which", CALLS)
-def test_vmap_of_gradients(which):
-    w = CALLS[which]
-    x = mapped_inputs(3, w)
-    offsets = x.pop("cu_seqlens", None)
-    offsets = None if offsets is None else offsets[0]
-    do = torch.stack([w.make_inputs(seed)[1] for seed in range(3)])
-
-    def gradients(do, **tensors):
-        def loss(tensors):
-            o, end = recurrent_linear_attention(
-                **tensors, output_final_state=True, reverse=w.reverse, cu_seqlens=offsets
-            )
-            return (o * do).sum() + end.square().sum()
-
-        return tuple(torch.func.grad(loss)(tensors).values())
-
-    given = {"do": do, **x}
-    dims = dict.fromkeys(given, 0)
-    assert_equal(vmapped(gradients, dims)(given), one_by_one(gradients, given, dims))
-
-
-def test_vmap_of_gradients_over_offsets():
-    x, do, _ = call("gk", (1, 9, 2, 3, 4)).make_inputs()
-
-    def gradient(q, offsets):
-        rest = {**x, "q": q, "cu_seqlens": offsets}
-        return torch.func.grad(lambda q: (recurrent_linear_attention(**{**rest, "q": q}) * do).sum())(q)
-
-    given = {"q": torch.stack((x["q"], 2 * x["q"])), "offsets": torch.tensor([[0, 2, 9], [0, 5, 9]])}
-    dims = dict.fromkeys(given, 0)
-    found = vmapped(gradient, dims)(given)
-    assert_equal([found], one_by_one(lambda **t: (gradient(**t),), given, dims))
+    x, dims = mapped(which, "cu_seqlens")
+    found = vmapped({name: t if dims[name] is None else t[:0] for name, t in x.items()}, dims)
+    expected = [((0, *t.shape[1:]), t.dtype) for t in vmapped(x, dims)]
+    assert [(t.shape, t.dtype) for t in found] == expected

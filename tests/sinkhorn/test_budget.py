@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from autograd_calls import value_and_gradient
 
 from helion_sinkhorn import reference
 from helion_sinkhorn.lab.draws import make_cotangents
@@ -12,12 +13,6 @@ from helion_sinkhorn.lab.sinkhorn import budget as testing
 from helion_sinkhorn.lab.sinkhorn.logits import LOGITS, make_logits
 
 FORMS = ["deepseek", "log"]
-
-
-def gradient(function, x, dy):
-    leaf = x.detach().clone().requires_grad_()
-    y = function(leaf)
-    return y.detach(), torch.autograd.grad(y, leaf, dy)[0]
 
 
 @pytest.mark.parametrize(("form", "first"), [("deepseek", "rows"), ("log", "cols")])
@@ -57,7 +52,7 @@ def test_the_equations_in_float32_pass(name, form, n):
     # another order of operations: divisions in place, or logarithms throughout
     x = make_logits(name, 64, n, n)
     dy = make_cotangents(x)
-    p, dx = gradient(lambda t: reference.sinkhorn(t, 5, form=form), x, dy)
+    p, dx = value_and_gradient(lambda t: reference.sinkhorn(t, 5, form=form), x, dy)
     p64, dx64 = testing.exact(x, dy, 5, form=form)
     p_budget, dx_budget = testing.error_budget(x, dy, 5, form=form)
     assert worst(p, p64, p_budget) <= 1
@@ -73,131 +68,82 @@ def test_the_budget_of_ordinary_logits_is_some_tens_of_roundings():
     assert (dx_budget.amax((-2, -1)) / dx64.abs().amax((-2, -1))).median() < 200 * UNIT
 
 
-def one_iteration_missing(x, dy, n_iters, form):
-    return testing.exact(x, dy, n_iters - 1, form=form)
+N_ITERS = 10
+"""So few that iterations still matter."""
 
 
-def no_eps(x, dy, n_iters, form):
-    return testing.exact(x, dy, n_iters, eps=0.0, form=form)
+def right(x, dy, form, **changed):
+    return testing.exact(x, dy, **{"n_iters": N_ITERS, "form": form, **changed})
 
 
-def eps_left_out_of_the_gradient(x, dy, n_iters, form):
-    return testing.exact(x, dy, n_iters, form=form)[0], testing.exact(x, dy, n_iters, eps=0.0, form=form)[1]
+def eps_left_out_of_the_gradient(x, dy, form):
+    return right(x, dy, form)[0], right(x, dy, form, eps=0.0)[1]
 
 
-def bfloat16_sums(x, dy, n_iters, form):
-    return gradient(lambda t: reference.sinkhorn(t.bfloat16(), n_iters, form=form).double(), x, dy)
+def bfloat16_sums(x, dy, form):
+    return value_and_gradient(lambda t: reference.sinkhorn(t.bfloat16(), N_ITERS, form=form).double(), x, dy)
 
 
-def half_precision_scaling(x, dy, n_iters, form):
+def half_precision_scaling(x, dy, form):
     rounding = Rounding(7, unit=2.0**-11)
-    return testing.scaling_form(x.double(), dy.double(), n_iters, 1e-6, form, "rows", rounding)
+    return testing.scaling_form(x.double(), dy.double(), N_ITERS, 1e-6, form, "rows", rounding)
 
 
-def the_other_side_first(x, dy, n_iters, form):
-    return testing.exact(x, dy, n_iters, form=form, first="cols")
-
-
-def the_other_form(x, dy, n_iters, form):
-    return testing.exact(x, dy, n_iters, form="log" if form == "deepseek" else "deepseek")
-
-
-def logits_rounded_to_bfloat16(x, dy, n_iters, form):
-    return testing.exact(x.bfloat16().float(), dy, n_iters, form=form)
-
-
-def one_element_scaled(x, dy, n_iters, form):
-    p, dx = testing.exact(x, dy, n_iters, form=form)
+def one_element_scaled(x, dy, form):
+    p, dx = right(x, dy, form)
     p[-1, 1, 2] *= 1 + 1e-4
     largest = dx[-1].abs().argmax()
     dx[-1].view(-1)[largest] *= 1 + 1e-4
     return p, dx
 
 
-def last_matrix_dropped(x, dy, n_iters, form):
-    p, dx = testing.exact(x, dy, n_iters, form=form)
-    p[-1], dx[-1] = 0.0, 0.0
-    return p, dx
-
-
-def last_matrix_never_written(x, dy, n_iters, form):
-    p, dx = testing.exact(x, dy, n_iters, form=form)
-    p[-1], dx[-1] = float("nan"), float("nan")
-    return p, dx
-
-
-def neighbours_swapped(x, dy, n_iters, form):
-    p, dx = testing.exact(x, dy, n_iters, form=form)
-    return p.roll(1, 0), dx.roll(1, 0)
-
-
-def gradient_of_another_matrix_added(x, dy, n_iters, form):
-    p, dx = testing.exact(x, dy, n_iters, form=form)
+def gradient_of_another_matrix_added(x, dy, form):
+    p, dx = right(x, dy, form)
     dx[0] += 1e-4 * dx[1]
     return p, dx
 
 
-def gradient_of_the_last_iterations(x, dy, n_iters, form):
+def gradient_of_the_last_iterations(x, dy, form):
     """The history cut short: the first half of the iterations is taken for constant."""
-    half = n_iters // 2
-    p = testing.exact(x, dy, n_iters, form="log")[0]
+    half = N_ITERS // 2
     middle = reference.sinkhorn(x.double(), half, form="log").log()
-    return p, testing.exact(middle, dy, n_iters - half, form="log")[1]
+    return right(x, dy, form)[0], right(middle, dy, form, n_iters=N_ITERS - half)[1]
 
 
-VALUE_FAULTS = [
-    one_iteration_missing,
-    no_eps,
+def no_eps(x, dy, form):
+    return right(x, dy, form, eps=0.0)
+
+
+IN_BOTH = (
+    lambda x, dy, form: right(x, dy, form, n_iters=N_ITERS - 1),
+    lambda x, dy, form: right(x.bfloat16().float(), dy, form),
     bfloat16_sums,
     half_precision_scaling,
-    the_other_side_first,
-    the_other_form,
-    logits_rounded_to_bfloat16,
     one_element_scaled,
-    last_matrix_dropped,
-    last_matrix_never_written,
-    neighbours_swapped,
+)
+"""An iteration missing, logits rounded to bfloat16, and so on."""
+FAULTS = [
+    *((fault, form, of) for fault in IN_BOTH for form in FORMS for of in (0, 1)),
+    *((gradient_of_another_matrix_added, form, 1) for form in FORMS),
+    (no_eps, "deepseek", 0),
+    (no_eps, "deepseek", 1),
+    (eps_left_out_of_the_gradient, "deepseek", 1),
+    (gradient_of_the_last_iterations, "log", 1),
 ]
-GRADIENT_FAULTS = [
-    *VALUE_FAULTS,
-    eps_left_out_of_the_gradient,
-    gradient_of_another_matrix_added,
-    gradient_of_the_last_iterations,
-]
-NEEDS_EPS = (no_eps, eps_left_out_of_the_gradient)
+"""(fault, form, which of P and dX shows it)."""
 
 
-def faulty(fault, form):
-    """Results of a fault and the truth, where iterations still matter: 3 randn, 10 iterations."""
+@pytest.mark.parametrize(("fault", "form", "of"), FAULTS)
+def test_faults_exceed_the_budget(fault, form, of):
+    """A stale, missing or swapped matrix errs by more than any of these."""
     x = make_logits("randn_3", 16, 4, 4)
     dy = make_cotangents(x)
-    return x, dy, fault(x, dy, 10, form), testing.exact(x, dy, 10, form=form)
-
-
-CASES = [
-    (form, fault) for form in FORMS for fault in VALUE_FAULTS if form == "deepseek" or fault not in NEEDS_EPS
-]
-
-
-@pytest.mark.parametrize(("form", "fault"), CASES)
-def test_faults_in_values_exceed_the_budget(form, fault):
-    x, dy, (p, _), (p64, _) = faulty(fault, form)
-    assert worst(p, p64, testing.error_budget(x, dy, 10, form=form)[0]) > 2
-
-
-CASES = [
-    (form, fault)
-    for form in FORMS
-    for fault in GRADIENT_FAULTS
-    if (form == "deepseek" or fault not in NEEDS_EPS)
-    and (form == "log" or fault is not gradient_of_the_last_iterations)
-]
-
-
-@pytest.mark.parametrize(("form", "fault"), CASES)
-def test_faults_in_gradients_exceed_the_budget(form, fault):
-    x, dy, (_, dx), (_, dx64) = faulty(fault, form)
-    assert worst(dx, dx64, testing.error_budget(x, dy, 10, form=form)[1]) > 2
+    found, true, budget = (
+        fault(x, dy, form),
+        right(x, dy, form),
+        testing.error_budget(x, dy, N_ITERS, form=form),
+    )
+    assert worst(found[of], true[of], budget[of]) > 2
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

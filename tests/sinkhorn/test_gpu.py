@@ -1,6 +1,9 @@
-"""The kernels on a CUDA or ROCm device, against float64: through the public function and one by one.
+"""`sinkhorn` on a CUDA or ROCm device, against float64.
 
-A test compiles few programs and runs many inputs through them: a backward takes seconds to compile.
+`make accuracy` tests the kernels there on every kind of logits, and that their bits are the same in other
+runs, splits and places of a batch, and from entries that lie apart.  Here are other sizes and variants, and
+what else a call may be.  A test compiles few programs and runs many inputs through them: a backward takes
+seconds to compile.
 """
 
 from __future__ import annotations
@@ -11,24 +14,21 @@ import threading
 
 import pytest
 import torch
-from steep import STEEP_CALLS, check_gradient
 
 from helion_sinkhorn import plan, sinkhorn
 from helion_sinkhorn.configs.device import current
 from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.lab.sinkhorn.budget import Case
-from helion_sinkhorn.lab.sinkhorn.logits import LOGITS
-from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
+from helion_sinkhorn.ops.sinkhorn import launch
+from helion_sinkhorn.ops.sinkhorn.implicit.launch import implicit_backward
+from helion_sinkhorn.ops.sinkhorn.space import over_threads
+from helion_sinkhorn.runtime import launch as door
+from helion_sinkhorn.runtime.kernel import Choice
 
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
 FORMS = ["deepseek", "log"]
-SMALL = [(n, n) for n in range(1, 10)]
-MEDIUM = [(12, 12), (16, 16), (20, 20), (31, 31), (33, 33), (64, 64)]
-LARGE = [(100, 100), (128, 128)]
-RECTANGULAR = [(1, 7), (3, 5), (4, 8), (7, 2), (16, 4), (128, 3)]
-BACKWARDS = ["sinkhorn_backward", "sinkhorn_backward_history"]
 
 
 def value_and_gradient(x, dy, **options):
@@ -52,62 +52,22 @@ def check(*cases: Case) -> None:
     assert_within_budget(ratios)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("n", "m"), SMALL + RECTANGULAR[:-1])
-def test_small_matrices(n, m, form):
+@pytest.mark.parametrize(
+    ("n", "m", "form", "first"),
+    [
+        (1, 1, "log", "rows"), (2, 2, "deepseek", "cols"), (5, 5, "log", "cols"), (6, 6, "deepseek", "rows"),
+        (9, 9, "deepseek", "cols"), (12, 12, "log", "rows"), (20, 20, "deepseek", "rows"),
+        (31, 31, "log", "cols"), (100, 100, "deepseek", "rows"), (128, 128, "log", "rows"),
+        (1, 7, "deepseek", "rows"), (7, 2, "log", "cols"), (16, 4, "log", "rows"),
+        (128, 3, "deepseek", "cols"),
+    ],
+)  # fmt: skip
+def test_sizes(n, m, form, first):
+    """Those that the gate has not, in batches that fill no tile; 40 iterations of small ones restart."""
+    batches, n_iters = ((1, 2, 515), 40) if n * m <= 144 else ((1, 5), 5)
     check(
-        *(Case(logits, n, m, form=form, batch=33) for logits in LOGITS),
-        *(Case("randn_3", n, m, form=form, batch=batch) for batch in (1, 2, 64, 515)),
-    )
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("n", "m"), [*MEDIUM, (128, 3)])
-def test_medium_matrices(n, m, form):
-    check(
-        *(Case(logits, n, m, form=form, batch=2) for logits in ("randn_3", "randn_30", "masked")),
-        *(Case("randn_1", n, m, form=form, batch=batch) for batch in (1, 5)),
-    )
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("n", "m"), LARGE)
-def test_large_matrices(n, m, form):
-    check(*(Case("randn_3", n, m, 5, form, batch=batch) for batch in (1, 3)))
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5), (7, 2), (16, 16)])
-def test_columns_first(n, m, form):
-    check(
-        *(Case(logits, n, m, 10, form, "cols", batch=7) for logits in ("randn_3", "identity_like", "masked"))
-    )
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("n_iters", [1, 2, 3])
-@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5)])
-def test_few_iterations(n, m, n_iters, form):
-    check(*(Case(logits, n, m, n_iters, form, batch=33) for logits in ("randn_8", "identity_like", "masked")))
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("n", "m"), [(4, 4), (7, 7), (1, 7), (7, 2)])
-def test_a_hundred_iterations_pass_several_restarts(n, m, form):
-    assert segment_length(n, m) < 50
-    check(
-        *(
-            Case(logits, n, m, 100, form, batch=9)
-            for logits in ("randn_1", "randn_30", "identity_like", "masked")
-        )
-    )
-
-
-@pytest.mark.parametrize(("kind", "n", "n_iters"), STEEP_CALLS)
-def test_gradients_of_steep_logits_pass_restarts(kind, n, n_iters):
-    assert segment_length(n, n) < n_iters
-    check_gradient(
-        lambda dy, x: value_and_gradient(x, dy, n_iters=n_iters, form="log")[1], kind, n, n_iters, DEVICE
+        *(Case("randn_3", n, m, n_iters, form, first, batch) for batch in batches),
+        Case("masked", n, m, n_iters, form, first, batch=3),
     )
 
 
@@ -123,147 +83,81 @@ def test_narrow_types_are_rounded_once(n, m, form, dtype):
     assert_within_budget({"narrow": case.judge(p, dx), "wide": case.judge(wide)})
 
 
-class TestKernels:
-    """One kernel at a time, requested by name and variant."""
-
-    def choice(self, case: Case, name: str, config=None, **variant):
-        from helion_sinkhorn.ops.sinkhorn import launch
-        from helion_sinkhorn.runtime import launch as door
-
-        x, _ = case.inputs(DEVICE)
-        device, _, _ = door.device_at(x.device.index)
-        selected = door.choose(KERNELS[name], launch.call_of(x, *case.arguments), case.batch, device)
-        if config is not None:
-            selected = dataclasses.replace(selected, config=config)
-        return launch.with_variant(selected, **variant)
-
-    def forward(self, case: Case, **variant):
-        from helion_sinkhorn.ops.sinkhorn import launch
-
-        x, _ = case.inputs(DEVICE)
-        selected = self.choice(case, "sinkhorn_forward", **variant)
-        return case.judge(launch.forward(x, *case.arguments, torch.float32, selected))
-
-    def backward(self, case: Case, name: str, **variant):
-        from helion_sinkhorn.ops.sinkhorn import launch
-
-        x, dy = case.inputs(DEVICE)
-        return case.judge(dx=launch.backward(dy, x, *case.arguments, self.choice(case, name, **variant)))
-
-    @pytest.mark.parametrize("form", FORMS)
-    @pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 3), (4, 4), (7, 7), (16, 4), (33, 33)])
-    def test_history_in_memory_for_any_size(self, n, m, form):
-        cases = [
-            Case(logits, n, m, 20, form, batch=33 if n < 16 else 3) for logits in ("randn_3", "randn_30")
-        ]
-        assert_within_budget({case: self.backward(case, "sinkhorn_backward_history") for case in cases})
-
-    @pytest.mark.parametrize("form", FORMS)
-    @pytest.mark.parametrize(("n", "m", "thread"), [
-        (4, 4, (4, 4)), (4, 4, (2, 4)), (4, 4, (2, 2)), (4, 4, (0, 0)), (2, 8, (2, 8)), (2, 8, (2, 4)),
-        (8, 8, (8, 8)), (8, 8, (8, 4)), (8, 8, (4, 8)), (16, 16, (8, 8)), (16, 4, (8, 2)),
-    ])  # fmt: skip
-    def test_every_way_to_hold_a_matrix(self, n, m, thread, form):
-        from helion_sinkhorn.ops.sinkhorn import launch
-        from helion_sinkhorn.ops.sinkhorn.space import over_threads
-
-        case = Case("randn_3", n, m, 5, form, batch=515)
-        call = launch.call_of(case.inputs()[0], *case.arguments)
-        config = over_threads(call, current(0), *(thread if any(thread) else (n, m)))
-        options = {"config": config, "thread": thread}
-        found = {
-            "forward": self.forward(case, **options),
-            "backward": self.backward(case, "sinkhorn_backward", **options),
-            "history": self.backward(case, "sinkhorn_backward_history", **options),
-        }
-        if any(thread):
-            blocks = (*config, ("pid_type", "persistent_interleaved"), ("num_sm_multiplier", 1))
-            found["persistent"] = self.backward(
-                case, "sinkhorn_backward_history", config=blocks, thread=thread
-            )
-        assert_within_budget(found)
-
-    @pytest.mark.parametrize("form", FORMS)
-    @pytest.mark.parametrize("paired", [True, False])
-    def test_whole_matrices_with_pairs_and_with_u_computed_again(self, paired, form):
-        case = Case("randn_3", 4, 4, 5, form, batch=515)
-        found = {"forward": self.forward(case, paired=paired)}
-        for lean in (False, True):
-            found[lean] = self.backward(case, "sinkhorn_backward", paired=paired, lean=lean)
-        assert_within_budget(found)
-
-    @pytest.mark.parametrize(("n_iters", "length"), [(1, 3), (7, 3), (8, 3), (9, 3), (6, 20), (20, 1)])
-    @pytest.mark.parametrize("n", [3, 4])
-    def test_segments_of_any_length(self, n, n_iters, length):
-        case = Case("randn_8", n, n, n_iters, batch=65)
-        assert_within_budget({length: self.backward(case, "sinkhorn_backward", length=length)})
-
-    def test_history_in_slices_of_the_batch(self):
-        case = Case("randn_3", 4, 4, 60, "log")
-        x, dy = case.inputs(DEVICE)
-        from helion_sinkhorn.ops.sinkhorn import launch
-
-        _, dx = value_and_gradient(x, dy, **case.options)
-        assert_within_budget({"five": case.judge(dx=dx)})
-        copies = 4 * launch.SCRATCH_BYTES // (4 * 60 * 8) // case.batch
-        _, many = value_and_gradient(x.repeat(copies, 1, 1), dy.repeat(copies, 1, 1), **case.options)
-        assert torch.equal(many.view(copies, *dx.shape), dx.expand(copies, *dx.shape))
-
-
-@pytest.fixture
-def one_config(monkeypatch):
-    """Batches far apart may have different entries; here all get the entry of 300 matrices."""
-    from helion_sinkhorn.runtime import launch as door
-
-    choose = door.choose
-    monkeypatch.setattr(door, "choose", lambda kernel, call, batch, device: choose(kernel, call, 300, device))
-
-
-@pytest.mark.usefixtures("one_config")
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5), (16, 16)])
-def test_bits_do_not_depend_on_the_batch_or_the_run(n, m, form):
-    case = Case("randn_3", n, m, 20, form, batch=300)
+def judged(case: Case, name: str, config=None, **variant) -> dict[str, float]:
+    """One kernel, requested by name and variant."""
     x, dy = case.inputs(DEVICE)
-    p, dx = value_and_gradient(x, dy, **case.options)
-    order = torch.randperm(300, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    for rows in (slice(None), slice(0, 1), slice(17, 18), slice(3, 130), slice(299, 300), order):
-        p_rows, dx_rows = value_and_gradient(x[rows], dy[rows], **case.options)
-        assert torch.equal(p_rows, p[rows])
-        assert torch.equal(dx_rows, dx[rows])
-    for _ in range(5):
-        assert all(map(torch.equal, value_and_gradient(x, dy, **case.options), (p, dx)))
+    selected = door.choose(KERNELS[name], launch.call_of(x, *case.arguments), case.batch, current(0))
+    if config is not None:
+        selected = dataclasses.replace(selected, config=config)
+    selected = launch.with_variant(selected, **variant)
+    if name == "sinkhorn_forward":
+        return case.judge(launch.forward(x, *case.arguments, torch.float32, selected))
+    return case.judge(dx=launch.backward(dy, x, *case.arguments, selected))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "m", "thread"), [
+    (4, 4, (4, 4)), (4, 4, (2, 4)), (4, 4, (2, 2)), (4, 4, (0, 0)), (2, 8, (2, 8)), (2, 8, (2, 4)),
+    (8, 8, (8, 8)), (8, 8, (8, 4)), (8, 8, (4, 8)), (16, 16, (8, 8)), (16, 4, (8, 2)),
+])  # fmt: skip
+def test_every_way_to_hold_a_matrix(n, m, thread, form):
+    case = Case("randn_3", n, m, 5, form, batch=515)
+    call = launch.call_of(case.inputs()[0], *case.arguments)
+    config = over_threads(call, current(0), *(thread if any(thread) else (n, m)))
+    found = {
+        name: judged(case, name, config, thread=thread)
+        for name in ("sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history")
+    }
+    if any(thread):
+        blocks = (*config, ("pid_type", "persistent_interleaved"), ("num_sm_multiplier", 1))
+        found["persistent"] = judged(case, "sinkhorn_backward_history", blocks, thread=thread)
+    assert_within_budget(found)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("paired", [True, False])
+def test_whole_matrices_with_pairs_and_with_u_computed_again(paired, form):
+    case = Case("randn_3", 4, 4, 5, form, batch=515)
+    found = {"forward": judged(case, "sinkhorn_forward", paired=paired)}
+    for lean in (False, True):
+        found[lean] = judged(case, "sinkhorn_backward", paired=paired, lean=lean)
+    assert_within_budget(found)
+
+
+@pytest.mark.parametrize(("n_iters", "length"), [(1, 3), (7, 3), (8, 3), (9, 3), (6, 20), (20, 1)])
+@pytest.mark.parametrize("n", [3, 4])
+def test_segments_of_any_length(n, n_iters, length):
+    case = Case("randn_8", n, n, n_iters, batch=65)
+    assert_within_budget({length: judged(case, "sinkhorn_backward", length=length)})
+
+
+def test_history_in_slices_of_the_batch():
+    case = Case("randn_3", 4, 4, 60, "log")
+    x, dy = case.inputs(DEVICE)
+    _, dx = value_and_gradient(x, dy, **case.options)
+    assert_within_budget({"five": case.judge(dx=dx)})
+    copies = 4 * launch.SCRATCH_BYTES // (4 * 60 * 8) // case.batch
+    _, many = value_and_gradient(x.repeat(copies, 1, 1), dy.repeat(copies, 1, 1), **case.options)
+    assert torch.equal(many.view(copies, *dx.shape), dx.expand(copies, *dx.shape))
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("n", "m"), [(3, 3), (4, 4), (7, 2), (16, 16)])
-def test_nan_stays_in_its_matrix(n, m, form):
+def test_a_matrix_with_nan_or_without_a_row_is_nan_and_no_other(n, m, form):
+    """Whatever the device's maximum makes of NaN."""
     case = Case("randn_3", n, m, 20, form, batch=70)
     x, dy = case.inputs(DEVICE)
-    p, dx = value_and_gradient(x, dy, **case.options)
-    for value in (math.nan, math.inf):
-        for i, j in ((0, 0), (n - 1, m - 1), (n - 1, 0)):
-            spoiled = x.clone()
-            spoiled[33, i, j] = value
-            p_spoiled, dx_spoiled = value_and_gradient(spoiled, dy, **case.options)
-            others = torch.arange(70, device=DEVICE) != 33
-            assert p_spoiled[33].isnan().all()
-            assert dx_spoiled[33].isnan().all()
-            assert torch.equal(p_spoiled[others], p[others])
-            assert torch.equal(dx_spoiled[others], dx[others])
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("n", [3, 4])
-def test_a_wholly_masked_row_makes_its_matrix_nan_and_no_other(n, form):
-    case = Case("randn_3", n, n, 20, form, batch=70)
-    x, _ = case.inputs(DEVICE)
-    p = sinkhorn(x, **case.options)
-    x[33, n - 1] = -math.inf
-    masked = sinkhorn(x, **case.options)
+    expected = value_and_gradient(x, dy, **case.options)
     others = torch.arange(70, device=DEVICE) != 33
-    assert masked[33].isnan().all()
-    assert torch.equal(masked[others], p[others])
+    places = [
+        ((i, j), value) for i, j in ((0, 0), (n - 1, m - 1), (n - 1, 0)) for value in (math.nan, math.inf)
+    ]
+    for place, value in (*places, ((n - 1,), -math.inf)):
+        spoiled = x.clone()
+        spoiled[33][place] = value
+        for found, clean in zip(value_and_gradient(spoiled, dy, **case.options), expected, strict=True):
+            assert found[33].isnan().all()
+            assert torch.equal(found[others], clean[others])
 
 
 @pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5)])
@@ -290,32 +184,19 @@ def test_layouts_do_not_matter(n, m):
     assert all(torch.equal(a.view(66, n, m), b) for a, b in zip(reshaped, expected, strict=True))
 
 
-@pytest.mark.parametrize("shape", [(0, 4, 4), (2, 0, 3, 5)])
-def test_empty_batch(shape):
-    x = torch.empty(shape, device=DEVICE)
-    p, dx = value_and_gradient(x, x, n_iters=5)
-    assert p.shape == dx.shape == shape
-    assert p.device == dx.device == x.device
-
-
-def test_one_matrix_without_a_batch():
-    case = Case("randn_3", 4, 4, batch=1)
-    x, dy = case.inputs(DEVICE)
-    p, dx = value_and_gradient(x[0], dy[0], **case.options)
-    assert_within_budget({"one": case.judge(p.unsqueeze(0), dx.unsqueeze(0))})
-
-
 def test_the_default_here_is_the_kernels():
     x, _ = Case("randn_3", 4, 4).inputs(DEVICE)
     assert plan(x).implementation == "helion"
     assert torch.equal(sinkhorn(x), sinkhorn(x, implementation="helion"))
 
 
-@pytest.mark.usefixtures("one_config")
-def test_more_than_two_to_the_31_elements():
+def test_more_than_two_to_the_31_elements(monkeypatch):
     free, _ = torch.cuda.mem_get_info()
     if free < 24 << 30:
         pytest.skip(f"needs 24 GiB of free device memory, {free >> 30} GiB are free")
+    # batches far apart may have different entries; here all get the entry of 300 matrices
+    choose = door.choose
+    monkeypatch.setattr(door, "choose", lambda kernel, call, batch, device: choose(kernel, call, 300, device))
     case = Case("randn_3", 4, 4, 3, batch=4096, dtype=torch.bfloat16)
     x, dy = case.inputs(DEVICE)
     p, dx = value_and_gradient(x, dy, **case.options)
@@ -399,10 +280,6 @@ def test_launch_hooks_of_triton_see_a_kept_launch():
 @pytest.mark.parametrize("of", ["a batch of one", "the second of a block"])
 def test_configs_for_which_compilers_once_made_two_formulas(of):
     """A batch of one under persistent blocks, and two matrices of the full system in one block."""
-    from helion_sinkhorn.ops.sinkhorn import launch
-    from helion_sinkhorn.ops.sinkhorn.implicit.launch import implicit_backward
-    from helion_sinkhorn.runtime.kernel import Choice
-
     blocks = {"block_sizes": (2,), "num_warps": 1}
     if of == "a batch of one":
         n, kernel = 32, "sinkhorn_backward_history"

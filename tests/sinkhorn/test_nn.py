@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
@@ -53,7 +52,6 @@ def test_sinkhorn_is_the_function_with_fixed_options(options):
     assert module.state_dict() == {}
     for name, value in options.items():
         assert f"{name}={value!r}" in repr(module)
-    assert_equal(value_and_gradient(copy.deepcopy(module), x, dp), expected)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +60,8 @@ def test_sinkhorn_is_the_function_with_fixed_options(options):
         (lambda: nn.Sinkhorn(form="x"), "form is 'x'"),
         (lambda: nn.Sinkhorn(-1), "n_iters is -1"),
         (lambda: nn.Sinkhorn(form="log", eps=1e-3), "which has no eps"),
-        (lambda: nn.Sinkhorn(backward=Implicit(solver="lu")), "Implicit: solver is 'lu'"),
-        (lambda: nn.Sinkhorn(backward=Implicit("x")), "Implicit: system is 'x'"),
+        (lambda: Implicit(solver="lu"), "Implicit: solver is 'lu'; use one of 'auto'"),
+        (lambda: Implicit("x"), "Implicit: system is 'x'; use one of 'corrected'"),
         (lambda: nn.FusedMHC(-1), "mhc_iters is -1"),
         (lambda: nn.SinkhornLaneMixer(0), "num_lanes is 0; pass an int of at least 1"),
         (lambda: nn.SinkhornLaneMixer(4, iters=-1), "^iters is -1"),
@@ -217,7 +215,6 @@ def test_lane_mixer_state_is_its_logits(mixer):
     assert not torch.equal(twin(x), mixer(x))
     twin.load_state_dict(mixer.state_dict())
     assert torch.equal(twin(x), mixer(x))
-    assert torch.equal(copy.deepcopy(mixer)(x), mixer(x))
     assert "num_lanes=4" in repr(mixer)
     assert "FusedMHC(mhc_iters=20)" in repr(mixer)
     assert nn.SinkhornLaneMixer(3, iters=6).sinkhorn.mhc_iters == 6

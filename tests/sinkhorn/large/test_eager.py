@@ -27,17 +27,25 @@ def slopes(n: int, m: int, height: float) -> torch.Tensor:
     return height * torch.linspace(0, 1, n)[:, None] * torch.linspace(0, n, m)[None]
 
 
+def assert_as_specified(x, dy, tolerance=1e-12, **options):
+    found, true = (
+        value_and_gradient(lambda t, of=of: of(t, **options), x, dy) for of in (sinkhorn, reference.sinkhorn)
+    )
+    for a, b in zip(found, true, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=tolerance * b.abs().max())
+
+
+def wide(*shape):
+    """Logits and upstream gradients in float64."""
+    return (randn(*shape, seed=seed, dtype=torch.float64, scale=2) for seed in (0, 1))
+
+
 @pytest.mark.parametrize(("form", "first"), [("deepseek", "rows"), ("log", "cols")])
 @pytest.mark.parametrize(("n", "m"), SIZES)
 @pytest.mark.parametrize("n_iters", [1, 2, 25])
 def test_float64_is_the_specification(n, m, form, first, n_iters):
     assert segment_length(n, m, torch.float64) > 25
-    x, dy = (randn(2, n, m, seed=seed, dtype=torch.float64, scale=2) for seed in (0, 1))
-    options = {"n_iters": n_iters, "form": form, "first": first}
-    found = value_and_gradient(lambda t: sinkhorn(t, **options), x, dy)
-    true = value_and_gradient(lambda t: reference.sinkhorn(t, **options), x, dy)
-    for a, b in zip(found, true, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * b.abs().max())
+    assert_as_specified(*wide(2, n, m), n_iters=n_iters, form=form, first=first)
 
 
 @pytest.mark.parametrize("n_iters", [4, 5, 6, 60])
@@ -46,20 +54,12 @@ def test_segments_of_float64(n_iters, monkeypatch):
     from helion_sinkhorn.ops.sinkhorn.large import problem
 
     monkeypatch.setattr(problem, "segment_length", lambda n, m, dtype: 2)
-    x, dy = (randn(1, 180, 190, seed=seed, dtype=torch.float64, scale=2) for seed in (0, 1))
-    found = value_and_gradient(lambda t: sinkhorn(t, n_iters, form="log"), x, dy)
-    true = value_and_gradient(lambda t: reference.sinkhorn(t, n_iters, form="log"), x, dy)
-    for a, b in zip(found, true, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * b.abs().max())
+    assert_as_specified(*wide(1, 180, 190), n_iters=n_iters, form="log")
 
 
 @pytest.mark.parametrize("eps", [1e-12, 1e-3, 1.0])
 def test_other_eps(eps):
-    x, dy = (randn(1, 400, 100, seed=seed, dtype=torch.float64, scale=2) for seed in (0, 1))
-    found = value_and_gradient(lambda t: sinkhorn(t, 30, eps=eps), x, dy)
-    true = value_and_gradient(lambda t: reference.sinkhorn(t, 30, eps=eps), x, dy)
-    for a, b in zip(found, true, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-11 * b.abs().max())
+    assert_as_specified(*wide(1, 400, 100), 1e-11, n_iters=30, eps=eps)
 
 
 PEAKED = {

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import sinkhorn_ranks
 import torch
-from autograd_calls import randn, value_and_gradient
+from autograd_calls import assert_equal, randn, value_and_gradient
+from cuda_graphs import capture
+from large_calls import assert_near, exact, given, on, results
 from processes import WORLD, Ranks
 
 from helion_sinkhorn import plan, reference, sinkhorn, sinkhorn_potentials
-from helion_sinkhorn.lab.sinkhorn.logits import make_logits
-from helion_sinkhorn.ops.sinkhorn.large import eager, launch
+from helion_sinkhorn.ops.sinkhorn.large import launch
 from helion_sinkhorn.recipes import log_optimal_transport, sinkhorn_knopp_teacher
 
 pytestmark = pytest.mark.gpu
@@ -24,45 +25,10 @@ CALLS = [
 ]
 
 
-def given(n, m, sides, batch=2, dtype=torch.float32, x=None):
-    """Logits, marginals or none, and upstream gradients of P, f and g, on a CPU."""
-    x = randn(batch, n, m, scale=2, dtype=dtype) if x is None else x
-    r, c = (randn(batch, k, seed=k).log_softmax(-1) for k in (n, m)) if sides else (None, None)
-    return x, r, c, randn(batch, n, m, seed=3, dtype=dtype), randn(batch, n, seed=4), randn(batch, m, seed=5)
-
-
-def results(module, inputs, n_iters, first, **own):
-    """P, f, g and the gradients of logits and marginals."""
-    x, r, c, dy, df, dg = inputs
-    made = module.forward(x, r, c, n_iters, 0.0, first, 1.0, True, x.dtype, **own)
-    gradients = module.backward(dy, df, dg, x, r, c, *made[3:], 0.0, first, 1.0, **own)
-    return [*made[:3], *(t for t in gradients if t.numel())]
-
-
-def on_gpu(inputs):
-    return [None if t is None else t.cuda() for t in inputs]
-
-
-def assert_near(found, inputs, n_iters, first, tolerance=4e-6):
-    true = results(eager, [None if t is None else t.double() for t in inputs], n_iters, first)
-    for a, b in zip(found, true, strict=True):
-        rounding = tolerance if a.dtype == torch.float32 else torch.finfo(a.dtype).eps
-        assert (a.cpu().double() - b).abs().max() <= rounding * b.abs().max().clamp(min=0.5)
-
-
 @pytest.mark.parametrize(("n", "m", "first", "sides", "n_iters", "dtype"), CALLS, ids=str)
 def test_values_and_gradients(n, m, first, sides, n_iters, dtype):
     inputs = given(n, m, sides, dtype=dtype)
-    assert_near(results(launch, on_gpu(inputs), n_iters, first), inputs, n_iters, first)
-
-
-@pytest.mark.parametrize("kind", ["column_below", "randn_30", "identity_like", "masked", "lines_apart"])
-def test_peaked_logits(kind):
-    x = make_logits(kind, 2, 160, 150, dtype=torch.float32)
-    inputs = given(160, 150, False, x=x)
-    largest = x[x.isfinite()].abs().max().item()
-    found = results(launch, on_gpu(inputs), 20, "rows")
-    assert_near(found, inputs, 20, "rows", 2e-7 * max(30.0, 2 * largest))
+    assert_near(results(launch, on("cuda", inputs), n_iters, first), exact(inputs, n_iters, first))
 
 
 DEEPSEEK = [
@@ -89,42 +55,22 @@ def test_both_forms_against_the_specification(n, m, first, n_iters, dtype, eps):
         assert (a.cpu().double() - b).abs().max() <= rounding * b.abs().max()
 
 
-@pytest.mark.parametrize("kind", ["column_below", "randn_30", "identity_like", "identity_like_16", "masked"])
-@pytest.mark.parametrize("m", [160, 9001])
-def test_peaked_logits_of_the_deepseek_form(kind, m):
-    x = make_logits(kind, 2, 160, m, dtype=torch.float32)
-    dy = randn(*x.shape, seed=1)
-    true, plain = (
-        value_and_gradient(lambda t: reference.sinkhorn(t, 20), x.to(t), dy.to(t))
-        for t in (torch.float64, torch.float32)
-    )
-    found = value_and_gradient(lambda t: sinkhorn(t, 20, implementation="helion"), x.cuda(), dy.cuda())
-    for a, b, exact in zip(found, plain, true, strict=True):
-        error, of_plain = ((t.cpu().double() - exact).abs().max() / exact.abs().max() for t in (a, b))
-        assert error <= 6 * of_plain + 8 * 2.0**-23, (error, of_plain)
-
-
 @pytest.mark.parametrize("form", ["deepseek", "log"])
 @pytest.mark.parametrize("m", [150, 9001])
 def test_equal_bits_again_in_a_part_of_the_batch_and_in_a_graph(form, m):
     x, dy = (randn(9, 160, m, seed=seed, device="cuda") for seed in (0, 1))
 
     def of(part):
-        leaf = x[part].clone().requires_grad_()
-        p = sinkhorn(leaf, 7, form=form, implementation="helion")
-        return p.detach(), *torch.autograd.grad(p, leaf, dy[part])
+        return value_and_gradient(
+            lambda t: sinkhorn(t, 7, form=form, implementation="helion"), x[part], dy[part]
+        )
 
     whole = of(slice(None))
     for part in (slice(None), slice(8, 9), slice(2, 7)):
-        for a, b in zip(of(part), whole, strict=True):
-            assert torch.equal(a, b[part])
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = of(slice(None))
+        assert_equal(of(part), [t[part] for t in whole])
+    graph, kept = capture(lambda: of(slice(None)))
     graph.replay()
-    for a, b in zip(kept, whole, strict=True):
-        assert torch.equal(a, b)
+    assert_equal(kept, whole)
 
 
 @pytest.mark.parametrize(
@@ -138,10 +84,7 @@ def test_equal_bits_again_in_a_part_of_the_batch_and_in_a_graph(form, m):
 def test_a_recipe_copies_nothing_from_the_host(recipe):
     x = randn(160, 150).cuda()
     expected = recipe(x)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = recipe(x)
+    graph, found = capture(lambda: recipe(x))
     graph.replay()
     assert torch.equal(found, expected)
 

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
-from autograd_calls import randn, value_and_gradient
-from reference_mode import of_each_variant
+from autograd_calls import assert_equal, randn, value_and_gradient
+from large_calls import assert_near, exact, given, on, results
+from reference_mode import each_device, of_each_variant
 
 from helion_sinkhorn import reference
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS, TRIALS
 from helion_sinkhorn.lab.sinkhorn.logits import make_logits
-from helion_sinkhorn.ops.sinkhorn.large import calls, eager, launch
+from helion_sinkhorn.ops.sinkhorn.large import calls, launch
 from helion_sinkhorn.runtime.kernel import candidates
 
 BY_NIGHT = pytest.mark.nightly(
     "half a second to a second each; other sizes and logits of the same kind run always"
 )
-ROUNDING = 4e-6
-"""What potentials of 10 to 20 round of an exponent."""
-
-
-def given(n, m, sides, batch=2, x=None):
-    """Logits, marginals or none, and upstream gradients of P, f and g."""
-    x = randn(batch, n, m, scale=2) if x is None else x
-    r, c = (randn(batch, k, seed=k).log_softmax(-1) for k in (n, m)) if sides else (None, None)
-    return x, r, c, randn(batch, n, m, seed=3), randn(batch, n, seed=4), randn(batch, m, seed=5)
-
-
-def results(module, x, r, c, dy, df, dg, n_iters, first, temperature=0.7, **own):
-    """P, f, g and the gradients of logits and marginals."""
-    made = module.forward(x, r, c, n_iters, 0.0, first, temperature, True, x.dtype, **own)
-    gradients = module.backward(dy, df, dg, x, r, c, *made[3:], 0.0, first, temperature, **own)
-    return [*made[:3], *(t for t in gradients if t.numel())]
-
-
-def exact(*tensors_and_options):
-    return results(eager, *(t.double() if isinstance(t, torch.Tensor) else t for t in tensors_and_options))
-
-
-def assert_near(found, true, tolerance=ROUNDING):
-    for a, b in zip(found, true, strict=True):
-        assert (a.double() - b).abs().max() <= tolerance * b.abs().max().clamp(min=0.5)
+by_launches = functools.partial(results, launch)
+each_read = pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two reads"])
 
 
 @pytest.mark.parametrize("sides", [False, True])
@@ -50,54 +30,54 @@ def assert_near(found, true, tolerance=ROUNDING):
     ("n", "m"), [(33, 130), *(pytest.param(*s, marks=BY_NIGHT) for s in ((40, 56), (64, 64)))]
 )
 def test_values_and_gradients(n, m, n_iters, first, sides):
-    inputs = *given(n, m, sides), n_iters, first
-    assert_near(results(launch, *inputs), exact(*inputs))
+    inputs = given(n, m, sides)
+    found, true = (of(inputs, n_iters, first, temperature=0.7) for of in (by_launches, exact))
+    assert_near(found, true)
 
 
 @pytest.mark.parametrize("group", [1, 3])
 def test_groups_of_matrices_do_not_show(group, monkeypatch):
-    inputs = *given(40, 36, True, batch=4), 3, "rows"
-    whole = results(launch, *inputs)
+    inputs = given(40, 36, True, batch=4)
+    whole = by_launches(inputs, 3, "rows")
     monkeypatch.setattr(launch, "GROUP_BYTES", group * 40 * 36 * 4)
     # reference mode sums whole batches, in an order of their size; equal bits are tests/triton_interpreter's
-    assert_near(results(launch, *inputs), whole)
+    assert_near(by_launches(inputs, 3, "rows"), whole)
 
 
 @pytest.mark.parametrize("kind", ["column_below", "randn_30", "identity_like", "masked", "lines_apart"])
 @pytest.mark.parametrize("n_iters", [1, 5])
-def test_peaked_logits(kind, n_iters):
+@each_device
+def test_peaked_logits(kind, n_iters, device):
     """As near to float64 as potentials in float32 are: they round an exponent as large as the logits."""
     x = make_logits(kind, 2, 48, 40, dtype=torch.float32)
-    inputs = *given(48, 40, False, x=x), n_iters, "rows", 1.0
-    largest = x[x.isfinite()].abs().max().item()
-    assert_near(results(launch, *inputs), exact(*inputs), 2e-7 * max(30.0, 2 * largest))
+    inputs, largest = given(48, 40, False, x=x), x[x.isfinite()].abs().max().item()
+    found = by_launches(on(device, inputs), n_iters, "rows")
+    assert_near(found, exact(inputs, n_iters, "rows"), 2e-7 * max(30.0, 2 * largest))
 
 
-def test_lines_without_mass():
-    x, r, c, dy, df, dg = given(40, 36, True)
+@each_read
+@pytest.mark.parametrize("first", ["rows", "cols"])
+def test_lines_without_mass(first, longest):
+    x, r, c, *upstream = given(40, 36, True)
     r[:, 5], c[:, 7] = -torch.inf, -torch.inf
-    r, c = r.log_softmax(-1), c.log_softmax(-1)
+    r, c = r.log_softmax(-1) + 3.0, c.log_softmax(-1) + 3.0
     x[:, 5], x[:, :, 7] = -torch.inf, -torch.inf
-    df[:, 5], dg[:, 7] = 0.0, 0.0
-    inputs = x, r, c, dy, df, dg, 3, "rows"
-    found, true = results(launch, *inputs), exact(*inputs)
+    upstream[1][:, 5], upstream[2][:, 7] = 0.0, 0.0
+    inputs = x, r, c, *upstream
+    found, true = by_launches(inputs, 4, first, longest=longest), exact(inputs, 4, first)
     for t in (found[0], found[3]):
         assert t[:, 5].eq(0).all()
         assert t[:, :, 7].eq(0).all()
     assert found[1][:, 5].eq(-torch.inf).all()
-    for a, b in zip(found, true, strict=True):
-        a, b = (t.masked_fill(t == -torch.inf, 0.0) for t in (a, b))
-        assert_near([a], [b])
+    assert_near(*([t.masked_fill(t == -torch.inf, 0.0) for t in of] for of in (found, true)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_types_are_rounded_once(dtype):
-    x, r, c, dy, df, dg = given(40, 36, True)
-    x, dy = x.to(dtype), dy.to(dtype)
-    found = results(launch, x, r, c, dy, df, dg, 3, "rows")
-    wide = results(launch, x.float(), r, c, dy.float(), df, dg, 3, "rows")
-    for a, b in zip(found, wide, strict=True):
-        assert torch.equal(a, b.to(a.dtype))
+    x, r, c, dy, df, dg = given(40, 36, True, dtype=dtype)
+    found = by_launches((x, r, c, dy, df, dg), 3, "rows")
+    wide = by_launches((x.float(), r, c, dy.float(), df, dg), 3, "rows")
+    assert_equal(found, [b.to(a.dtype) for a, b in zip(found, wide, strict=True)])
 
 
 def of_eps(module, x, dy, n_iters, first, eps, **own):
@@ -114,7 +94,7 @@ def specified(x, dy, n_iters, first, eps, dtype=torch.float64):
     )
 
 
-@pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two reads"])
+@each_read
 @pytest.mark.parametrize("eps", [0.0, 1e-9, 1e-6, 1e-2])
 @pytest.mark.parametrize(
     ("n", "m", "first", "n_iters"),
@@ -131,20 +111,6 @@ def test_both_forms_by_one_read_and_by_two(n, m, first, n_iters, eps, longest):
         assert (a.double() - b).abs().max() <= 2e-6 * b.abs().max()
 
 
-@pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two reads"])
-@pytest.mark.parametrize("first", ["rows", "cols"])
-def test_marginals_by_two_reads(first, longest):
-    x, r, c, dy, df, dg = given(40, 36, True)
-    r[:, 5], c[:, 7] = -torch.inf, -torch.inf
-    r, c = r.log_softmax(-1) + 3.0, c.log_softmax(-1) + 3.0
-    x[:, 5], x[:, :, 7] = -torch.inf, -torch.inf
-    df[:, 5], dg[:, 7] = 0.0, 0.0
-    inputs = x, r, c, dy, df, dg, 4, first
-    for a, b in zip(results(launch, *inputs, longest=longest), exact(*inputs), strict=True):
-        a, b = (t.masked_fill(t == -torch.inf, 0.0) for t in (a, b))
-        assert_near([a], [b])
-
-
 PEAKED = {
     "300 randn": lambda: 300 * randn(2, 48, 40), "3000 randn": lambda: 3000 * randn(2, 48, 40),
     "identity": lambda: make_logits("identity_like", 2, 48, 48, dtype=torch.float32),
@@ -158,20 +124,21 @@ ALWAYS = "3000 randn", "c i j", "a column that loses", "masked"
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in ALWAYS else BY_NIGHT) for k in PEAKED])
 @pytest.mark.parametrize(("longest", "n_iters"), [(8192, 20), (16, 1)], ids=["one read", "two reads"])
-def test_peaked_logits_of_the_deepseek_form(kind, n_iters, longest):
+@each_device
+def test_peaked_logits_of_the_deepseek_form(kind, n_iters, longest, device):
     """No potential is as large as the logits: six times the error of float32 autograd, or rounding."""
     x = PEAKED[kind]()
     dy = randn(*x.shape, seed=1)
-    found = of_eps(launch, x, dy, n_iters, "rows", 1e-6, longest=longest)
+    found = of_eps(launch, x.to(device), dy.to(device), n_iters, "rows", 1e-6, longest=longest)
     true, plain = (specified(x, dy, n_iters, "rows", 1e-6, t) for t in (torch.float64, torch.float32))
     for a, b, exact_one in zip(found, plain, true, strict=True):
         # a gradient that vanishes is nothing to float32
         size = exact_one.abs().max().clamp(min=1e-30)
-        error, of_plain = ((t.double() - exact_one).abs().max() / size for t in (a, b))
+        error, of_plain = ((t.cpu().double() - exact_one).abs().max() / size for t in (a, b))
         assert error <= 6 * of_plain + 8 * 2.0**-23, (error, of_plain)
 
 
-@pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two reads"])
+@each_read
 @pytest.mark.parametrize("kind", ["3000 randn", "c i j", "a column that loses"])
 @pytest.mark.parametrize("n_iters", [3, pytest.param(20, marks=BY_NIGHT)])
 def test_potentials_of_thousands_leave_no_error(kind, n_iters, longest):
@@ -187,7 +154,7 @@ def test_potentials_of_thousands_leave_no_error(kind, n_iters, longest):
     assert (dx.double() - true_dx).abs().max() <= 1e-6 * true_dx.abs().max() + 2.0**-24 * dy.abs().max()
 
 
-@pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two reads"])
+@each_read
 @pytest.mark.parametrize("eps", [1e-12, 1e-6])
 def test_an_upstream_gradient_may_have_any_scale(eps, longest):
     """u v is as large as 1 / eps, and a product of it with an upstream gradient left float32's range."""
@@ -199,7 +166,7 @@ def test_an_upstream_gradient_may_have_any_scale(eps, longest):
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
-@pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two reads"])
+@each_read
 @pytest.mark.parametrize("n_iters", [1, 2, 5])
 def test_what_is_not_kept_does_not_show(n_iters, longest, eps):
     """Two vectors in turn beside the first one."""
@@ -213,13 +180,12 @@ def test_what_is_not_kept_does_not_show(n_iters, longest, eps):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("eps", [1e-6, 1e-9])
-@pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two reads"])
+@each_read
 def test_narrow_types_of_the_deepseek_form_are_rounded_once(dtype, longest, eps):
     x, dy = (randn(2, 40, 36, seed=seed).to(dtype) for seed in (0, 1))
     found = of_eps(launch, x, dy, 3, "rows", eps, longest=longest)
     wide = of_eps(launch, x.float(), dy.float(), 3, "rows", eps, longest=longest)
-    for a, b in zip(found, wide, strict=True):
-        assert torch.equal(a, b.to(dtype))
+    assert_equal(found, [t.to(dtype) for t in wide])
 
 
 @pytest.mark.parametrize("name", calls.KERNELS)
@@ -234,8 +200,7 @@ def test_without_a_gradient_nothing_is_kept():
     kept = launch.forward(x, r, c, 5, 0.0, "rows", 1.0, True, x.dtype)
     made = launch.forward(x, r, c, 5, 0.0, "rows", 1.0, False, x.dtype)
     assert [len(t) for t in made[3:]] == [0, 0]
-    for a, b in zip(made[:3], kept[:3], strict=True):
-        assert torch.equal(a, b)
+    assert_equal(made[:3], kept[:3])
 
 
 @pytest.mark.parametrize(
@@ -263,5 +228,5 @@ def test_groups_of_a_gradient_follow_the_narrowest_tensor(monkeypatch):
     x, r, c, dy, df, dg = given(40, 36, True)
     seen = []
     monkeypatch.setattr(launch, "together", lambda t, *ranks: seen.append(t.dtype) or [slice(len(t))])
-    results(launch, x, r, c, dy.bfloat16(), df, dg, 2, "rows")
+    by_launches((x, r, c, dy.bfloat16(), df, dg), 2, "rows")
     assert seen == [torch.float32, torch.bfloat16]
