@@ -32,42 +32,10 @@ def check(*inputs, **options):
     assert max(errors.values()) <= 1, errors
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
-def test_workloads(workload):
-    check(*workload.make_inputs(), **workload.options)
-
-
-@pytest.mark.parametrize("comb_order", ["io", "oi"])
-@pytest.mark.parametrize("n", range(1, 17))
-def test_streams(n, comb_order):
-    inputs = post_inputs(37, n=n, c=200, dtype=torch.bfloat16, has_bias=n % 2 == 0)
-    check(*inputs, comb_order=comb_order)
-
-
-@pytest.mark.parametrize("c", [2, 3, 4, 7, 8, 16, 63, 64, 65, 1000, 4099, 7168])
-@pytest.mark.parametrize("n", [2, 4])
-def test_columns(n, c):
-    check(*post_inputs(9, n=n, c=c, dtype=torch.bfloat16))
-
-
 def test_streams_of_one_entry_take_pytorch():
     inputs = post_inputs(9, c=1, dtype=torch.bfloat16)
     errors = post_errors(post_results(*on_device(inputs)), *inputs)
     assert max(errors.values()) <= 1, errors
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 31, 33, 1000, 4097])
-def test_tokens(tokens):
-    check(*post_inputs(tokens, c=72, dtype=torch.bfloat16))
-
-
-@pytest.mark.parametrize(
-    "coefficients", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str
-)
-@pytest.mark.parametrize("f_dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_dtypes(dtype, f_dtype, coefficients):
-    check(*post_inputs(2, 5, c=136, dtype=dtype, f_dtype=f_dtype, coefficients=coefficients))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -30,34 +30,6 @@ def check(*inputs):
     assert max(errors.values()) <= 1, errors
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
-def test_workloads(workload):
-    check(*workload.make_inputs())
-
-
-@pytest.mark.parametrize("n", range(1, 17))
-def test_streams(n):
-    check(*pre_inputs(37, n=n, c=200, dtype=torch.bfloat16))
-
-
-@pytest.mark.parametrize("c", [1, 2, 3, 7, 8, 63, 64, 65, 1000, 4099, 7168])
-def test_columns(c):
-    check(*pre_inputs(9, c=c, dtype=torch.bfloat16))
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 31, 33, 1000, 4097])
-def test_tokens(tokens):
-    check(*pre_inputs(tokens, c=72, dtype=torch.bfloat16))
-
-
-@pytest.mark.parametrize(
-    "coefficients", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_dtypes(dtype, coefficients):
-    check(*pre_inputs(2, 5, c=136, dtype=dtype, coefficients=coefficients))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_one_rounding_and_no_more(dtype):
     inputs = pre_inputs(128, c=4096, dtype=dtype)

@@ -8,9 +8,7 @@ from autograd_calls import randn
 from launches import kernels_on_cpu
 
 from helion_sinkhorn import hc_boundary, hc_pre, hc_site, reference
-from helion_sinkhorn.lab.pre.evidence import EVIDENCE
 from helion_sinkhorn.lab.pre.normed import budget
-from helion_sinkhorn.lab.pre.workloads import NORMED
 from helion_sinkhorn.ops.mhc.pre.normed import eager, launch
 
 UNIT = 2.0**-8
@@ -74,30 +72,6 @@ def assert_near_truth(found, *given):
     limits = [2e-6] * 4 if given[0].dtype == torch.float32 else [0.6 * UNIT, 0.6 * UNIT, 1e-4, 1e-4]
     for t, exact, limit in zip(found, truth(*given), limits, strict=True):
         assert relative(t, exact) < limit
-
-
-WORKLOADS = [w for w in NORMED if "ci" in w.tags]
-MOST = pytest.mark.nightly("2 to 6 s each, interpreted; every fifth runs always")
-
-
-@pytest.mark.parametrize(
-    ("device", "workload"),
-    [
-        *(
-            pytest.param("cpu", w, id=f"cpu {w.name}", marks=MOST if k % 5 else ())
-            for k, w in enumerate(WORKLOADS)
-        ),
-        *(pytest.param("cuda", w, id=f"cuda {w.name}", marks=pytest.mark.gpu) for w in WORKLOADS),
-    ],
-)
-def test_workloads_within_their_budgets(workload, device):
-    """By the kernels, interpreted on a CPU."""
-    pytest.importorskip("triton", reason="the bodies import Triton")
-    given = EVIDENCE.inputs(workload, 1)
-    truths = EVIDENCE.truths(workload, *given)
-    found = EVIDENCE.run(workload, {}, EVIDENCE.results(workload), *(t.to(device) for t in given))
-    for name, exact in truths.items():
-        assert exact.judge(found[name].cpu()).reasons == [], name
 
 
 def test_a_collapsed_state_on_the_other_side_of_a_tie_is_within_the_budget():
