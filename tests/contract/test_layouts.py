@@ -8,12 +8,13 @@ import pytest
 import torch
 from autograd_calls import assert_equal
 from contract import (
+    COMPOSED,
     CONTRACT,
     DTYPES,
     ROWS,
     assert_same,
     called,
-    each_of_pytorch,
+    each_function,
     each_row,
     listed,
     metadata,
@@ -69,7 +70,7 @@ def test_the_expanded_gradient_of_a_sum(name, row):
 
 @pytest.mark.parametrize("lead", LEADS, ids=str)
 # sequences have one leading dimension and time
-@pytest.mark.parametrize("name", [name for name in CONTRACT if "attention" not in name])
+@pytest.mark.parametrize("name", [name for name in (*CONTRACT, *COMPOSED) if "attention" not in name])
 def test_any_leading_shape(name, row, lead):
     """The bits of as many tokens in one dimension; without a token the gradients of parameters are zeros."""
     dims, tokens = row.token_dims(), math.prod(lead)
@@ -126,7 +127,7 @@ def test_interpreted_kernels_make_what_pytorch_makes(name, dtype, monkeypatch):
         torch.testing.assert_close(a, b, rtol=2.0**-7, atol=1e-5)
 
 
-@each_of_pytorch
+@each_function
 def test_what_lies_around_the_arguments_is_neither_read_nor_written(name, row):
     given = [*row.arguments(3, 5).values()]
     expected, band = called(row.function, given), 64

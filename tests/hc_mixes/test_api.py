@@ -243,35 +243,6 @@ def test_eps_inside_and_outside_differ_as_they_should():
     torch.testing.assert_close(outside / inside, ((q + 0.25).sqrt() / (q.sqrt() + 0.25)).expand_as(inside))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize(("n", "c", "m"), [(1, 37, 3), (3, 33, 15), (4, 24, 24), (4, 1024, 24), (5, 7, 35),
-                                           (16, 33, 288), (4, 33, 1), (2, 512, 4)], ids=str)  # fmt: skip
-def test_the_batch_around_a_token_changes_no_bit_of_it(n, c, m, dtype):
-    tokens = 300
-    x, fn, dmixes = inputs(tokens, n=n, c=c, m=m, dtype=dtype)
-    x = x.flatten(-2) if n == 1 else x
-    whole = results(x, fn, dmixes)
-    alone = [slice(i, i + 1) for i in range(0, tokens, 13)]
-    for part in (*alone, slice(0, 9), slice(2, tokens), slice(1, tokens, 2), slice(5, 70), slice(0, 32)):
-        found = results(x[part], fn, dmixes[part])
-        assert_equal(found[:2], [t[part] for t in whole[:2]])
-
-
-@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_a_token_that_is_not_finite_stays_one(poison):
-    x, fn, dmixes = inputs(70)
-    bad = x.clone()
-    bad[40, 1] = poison
-    found, clean = results(bad, fn, dmixes), results(x, fn, dmixes)
-    others = torch.arange(70) != 40
-    assert_equal([t[others] for t in found[:2]], [t[others] for t in clean[:2]])
-    assert found[0][40].isnan().all()
-    assert found[1][40].isnan().any()
-    # what a token leaves in a buffer goes nowhere
-    later = results(torch.cat([bad, x[:3]]), fn, torch.cat([dmixes, dmixes[:3]]))
-    assert_equal([later[0][70:]], [clean[0][:3]])
-
-
 X, FN = torch.zeros(2, 4, 5), torch.zeros(24, 20)
 OK = X, FN
 EPS = r"pass a finite float of at least 1\.2e-38, float32's smallest normal number"

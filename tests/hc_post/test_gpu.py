@@ -56,18 +56,6 @@ def test_layouts_do_not_matter(layout):
     assert_equal(found.values(), run(*(t.contiguous() for t in moved)).values())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("n", "c"), [(1, 4096), (3, 67), (4, 7168), (8, 130), (9, 72), (16, 520)])
-def test_bits_do_not_depend_on_the_tokens_around_or_the_run(n, c, dtype):
-    tokens = 515
-    *given, bias, grad = on_device(post_inputs(tokens, n=n, c=c, dtype=dtype))
-    whole = run(*given, bias, grad)
-    assert_equal(run(*given, bias, grad).values(), whole.values())
-    for at in (slice(0, 1), slice(514, 515), slice(3, 130), slice(1, tokens, 2)):
-        part = run(*(t[at] for t in given), bias, grad[at])
-        assert_equal([part[k] for k in OF_TOKENS], [whole[k][at] for k in OF_TOKENS])
-
-
 def test_tensors_off_the_16_byte_grid():
     inputs = on_device(post_inputs(7, c=64, dtype=torch.bfloat16))
     shifted = []

@@ -45,18 +45,6 @@ def test_layouts_do_not_matter(layout):
     assert_equal(found.values(), run(*(t.contiguous() for t in moved)).values())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("n", "c"), [(1, 4096), (3, 67), (4, 7168), (8, 130), (16, 520)])
-def test_bits_do_not_depend_on_the_tokens_around_or_the_run(n, c, dtype):
-    tokens = 515
-    inputs = on_device(pre_inputs(tokens, n=n, c=c, dtype=dtype))
-    whole = run(*inputs)
-    assert_equal(run(*inputs).values(), whole.values())
-    for at in (slice(0, 1), slice(514, 515), slice(3, 130), slice(1, tokens, 2)):
-        part = run(*(t[at] for t in inputs))
-        assert_equal(part.values(), [t[at] for t in whole.values()])
-
-
 def test_a_tensor_off_the_16_byte_grid():
     inputs = on_device(pre_inputs(7, c=64, dtype=torch.bfloat16))
     shifted = []

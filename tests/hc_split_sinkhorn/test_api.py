@@ -206,32 +206,6 @@ def test_any_call_against_float64(
     assert_close(found, truth)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("n", [1, 3, 4, 8, 16])
-def test_the_batch_around_a_token_changes_no_bit_of_it(n, dtype):
-    tokens = 300
-    mixes, scale, base, *upstream = inputs(tokens, n=n, dtype=dtype)
-    whole = results(mixes, scale, base, *upstream, hc_mult=n)
-    alone = [slice(i, i + 1) for i in range(0, tokens, 7)]
-    for part in (*alone, slice(0, 9), slice(2, tokens), slice(1, tokens, 2), slice(5, 70)):
-        found = results(mixes[part], scale, base, *(g[part] for g in upstream), hc_mult=n)
-        for name in NAMES[:4]:
-            assert torch.equal(found[name], whole[name][part]), (name, part)
-
-
-@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_a_token_that_is_not_finite_stays_one(poison):
-    mixes, scale, base, *upstream = inputs(9)
-    bad = mixes.clone()
-    bad[4] = poison
-    found, clean = results(bad, scale, base, *upstream), results(mixes, scale, base, *upstream)
-    others = torch.arange(9) != 4
-    assert_equal([found[name][others] for name in NAMES[:4]], [clean[name][others] for name in NAMES[:4]])
-    if math.isnan(poison):
-        assert all(found[name][4].isnan().all() for name in NAMES[:4])
-        assert found["dbase"].isnan().all()
-
-
 MIX, SCALE, BASE = torch.zeros(2, 24), torch.ones(3), torch.zeros(24)
 OK = MIX, SCALE, BASE
 NESTED = torch.nested.nested_tensor([torch.zeros(2, 24), torch.zeros(3, 24)], layout=torch.jagged)

@@ -20,6 +20,8 @@ KERNELS = "hc_site, kernels", "hc_boundary, kernels", "hc_boundary, norm, kernel
 ROWS = {**OPERATORS, **VARIANTS}
 PYTORCH = (*PARTS, *VARIANTS)
 """Calls that PyTorch computes on a CPU."""
+COMPOSED = "hc_coeffs", "hc_head", "hc_site", "hc_boundary", "hc_boundary, norm"
+"""Functions that PyTorch computes on a CPU by several operators."""
 CONTRACT = (*PYTORCH, *KERNELS)
 
 LONGEST = pytest.mark.nightly("1 to 7 s a test; opcheck, and its gradients one by one, run always")
@@ -32,6 +34,7 @@ def by_day(name: str, *more: str) -> Any:
 
 each_row = pytest.mark.parametrize("name", [by_day(name) for name in CONTRACT])
 each_of_pytorch = pytest.mark.parametrize("name", PYTORCH)
+each_function = pytest.mark.parametrize("name", [*PYTORCH, *COMPOSED])
 DTYPES = {
     "float32": {},
     "narrow": {"streams": torch.bfloat16},

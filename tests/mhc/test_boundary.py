@@ -157,20 +157,3 @@ def test_the_module_is_the_function_with_its_parameters():
     assert_equal(boundary(f, x, post, comb, pre), expected)
     own = boundary(f, x, post, comb)
     assert_equal((own.post, own.comb, own.y), connection(own.residual))
-
-
-@pytest.mark.parametrize("weights", [True, False], ids=["pre of the site before", "pre of this site"])
-def test_autocast_changes_no_bit(weights):
-    given = randn(3, 5, 8), randn(3, 5, 4, 8, seed=1), randn(3, 5, 4, seed=2), randn(3, 5, 4, 4, seed=3)
-    parameters = randn(24, 32, seed=4), torch.ones(3), randn(24, seed=5)
-    pre = (randn(3, 5, 4, seed=6),) if weights else ()
-
-    def results():
-        leaves = [t.clone().requires_grad_() for t in (*given, *pre, *parameters)]
-        found = hc_boundary(*leaves[:4], *(leaves[4:-3] or [None]), *leaves[-3:])
-        upstream = [randn(*t.shape, seed=7 + k) for k, t in enumerate(found)]
-        return *found, *torch.autograd.grad(found, leaves, upstream)
-
-    plain = results()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_equal(results(), plain)

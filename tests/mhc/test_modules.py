@@ -197,21 +197,6 @@ def test_unused_results(used):
     assert [bool(part.any()) for part in parts] == [2 in used, 0 in used, 1 in used]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("n", [3, 4])
-def test_the_batch_around_a_token_changes_no_bit_of_it(n, dtype):
-    for module in (connection(n), head(n)):
-        tokens = 45
-        tensors = given(module, tokens, dtype=dtype)
-        upstream = upstreams(module, tokens, dtype=dtype)[-1 if isinstance(module, nn.HyperHead) else 0 :]
-        count = len(upstream) + 1
-        whole = values_and_gradients(called(module), tensors, upstream)[:count]
-        for part in (*(slice(i, i + 1) for i in range(0, tokens, 7)), slice(0, 5), slice(3, tokens)):
-            some = (tensors[0][part], *tensors[1:])
-            found = values_and_gradients(called(module), some, [g[part] for g in upstream])[:count]
-            assert_equal(found, [y[part] for y in whole])
-
-
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_narrow_results_err_as_one_rounding(dtype):
     """At most 1.03 times the error of float64 rounded once."""
