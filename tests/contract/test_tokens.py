@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-import operator_table
 import pytest
 import torch
 from autograd_calls import assert_equal
-from contract import DTYPES, ROWS, listed, upstream_of
+from contract import DTYPES, ROWS, listed, of_size, upstream_of
 
 ON_CPU = {
     "hc_split_sinkhorn": [(1, 1), (3, 1), (4, 1), (8, 1), (16, 1)],
@@ -45,9 +44,7 @@ LARGE = 3 * 4096
 
 def problem(name, size, device, tokens, monkeypatch, **dtypes):
     """The row of a name at a size of streams, its arguments, and upstream gradients."""
-    n, c, *rows = size
-    for constant, value in (("N", n), ("C", c), ("ROWS", n * (n + 2)), ("MIXES", sum(rows))):
-        monkeypatch.setattr(operator_table, constant, value)
+    of_size(monkeypatch, *size)
     row = ROWS[name]
     given = {k: x.to(device) for k, x in row.arguments(tokens, **dtypes).items()}
     return row, given, upstream_of(row.function(*given.values()))

@@ -93,13 +93,14 @@ def test_sums_of_columns_keep_a_constant_across_streams():
 # --- precision ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("n", [1, 4, 16])
-def test_one_rounding_and_no_more(n, dtype):
+def test_one_rounding_and_no_more(n, dtype, device):
     inputs = post_inputs(64, n=n, c=1024, dtype=dtype)
-    found, truth = post_results(*inputs), truth_of(*inputs)
+    found, truth = post_results(*(t.to(device) for t in inputs)), truth_of(*inputs)
     for name in ("out", "df", "dx"):
-        assert one_rounding(found[name], truth[name]) <= 1.03
+        assert one_rounding(found[name].cpu(), truth[name]) <= 1.03
     # what is asked: weights rounded first, or the product and the sum each by itself, are far beyond it
     f, x, post, comb, bias, _ = inputs
     narrow = [t.to(dtype).float() for t in (post, comb)]
@@ -239,9 +240,10 @@ def test_refused_with_what_to_do(case):
         hc_post(*arguments, **options)
 
 
-def test_streams_of_one_entry():
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_streams_of_one_entry(device):
     inputs = post_inputs(7, c=1, dtype=torch.bfloat16)
-    assert_right(post_results(*inputs), *inputs)
+    assert_right(post_results(*(t.to(device) for t in inputs)), *inputs)
 
 
 def test_the_expansion_of_the_reference_code():

@@ -37,13 +37,14 @@ def test_the_sum_number_by_number():
             assert found["dpre"][t, i].item() == pytest.approx(dpre)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("n", [1, 4, 16])
-def test_one_rounding_and_no_more(n, dtype):
+def test_one_rounding_and_no_more(n, dtype, device):
     inputs = pre_inputs(64, n=n, c=1024, dtype=dtype)
-    found, truth = pre_results(*inputs), budget.exact(*inputs)
-    assert one_rounding(found["y"], truth["y"]) <= 1.03
-    assert one_rounding(found["dx"], truth["dx"]) <= 1.03
+    found, truth = pre_results(*(t.to(device) for t in inputs)), budget.exact(*inputs)
+    assert one_rounding(found["y"].cpu(), truth["y"]) <= 1.03
+    assert one_rounding(found["dx"].cpu(), truth["dx"]) <= 1.03
     # what is asked: weights rounded first, or products before they are added, are far beyond it
     x, pre, _ = inputs
     assert one_rounding(reference.hc_pre(x.float(), pre.to(dtype).float()).to(dtype), truth["y"]) > 1.2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compilations import compilations
 from cuda_graphs import capture
 from hc_boundaries import boundary_inputs
 from hc_sites import first_element, shares_of_budget, site_inputs, site_results
@@ -289,49 +288,6 @@ def test_streams_that_are_one_in_memory_have_the_bits_of_copies(c):
         )
     sites = [hc_site(g[1], *g[4:7], y_norm_weight=weight, implementation="helion") for g in (given, copied)]
     assert all(torch.equal(a, b) for a, b in zip(*sites, strict=True))
-
-
-def test_autocast_changes_no_bit():
-    given, upstream = site_inputs(64, c=136, dtype=torch.bfloat16)
-    plain = results(given, upstream)
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        assert_same(results(given, upstream), plain)
-
-
-def test_two_programs_take_all_token_counts_near_a_tuned_one():
-    """Triton compiles one for multiples of 16 and one for the rest: then a server waits for no compiler."""
-    given, upstream = site_inputs(300, c=136, dtype=torch.bfloat16)
-
-    def call(tokens):
-        results((given[0][:tokens], *given[1:]), [t[:tokens] for t in upstream])
-
-    call(300)
-    call(256)
-    with compilations() as compiled:
-        for tokens in (2, 3, 17, 64, 100, 288, 299):
-            call(tokens)
-    assert compiled == []
-
-
-def test_more_than_two_to_the_31_elements():
-    """In x, dresidual and dx: the last tokens equal a separate call on them."""
-    c = 7168
-    tokens = (1 << 31) // (4 * c) + 5
-    (x, *parameters), upstream = on_gpu(*site_inputs(3, c=c, dtype=torch.bfloat16))
-
-    def behind_zeros(t):
-        whole = torch.zeros(tokens, *t.shape[1:], dtype=t.dtype, device=DEVICE)
-        whole[-3:] = t
-        return whole
-
-    few = site_results((x, *parameters), upstream, implementation="helion")
-    many = (behind_zeros(x), *parameters), [behind_zeros(t) for t in upstream]
-    leaves = [t.requires_grad_() for t in many[0]]
-    y, post, comb, residual = hc_site(*leaves, implementation="helion")
-    dx, *_ = torch.autograd.grad((residual, y, post, comb), leaves, many[1])
-    for a, name in ((y, "y"), (post, "post"), (comb, "comb"), (dx, "dx")):
-        assert torch.equal(a[-3:], few[name]), name
-    assert not dx[:-3].any()
 
 
 def seam(own, again, given, upstream, monkeypatch):

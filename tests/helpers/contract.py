@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import operator_table
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
@@ -49,6 +50,12 @@ each_dtype = pytest.mark.parametrize(
         *((name, "narrow coefficients") for name in ("hc_split_sinkhorn", "hc_mixes", "hc_pre", "hc_post")),
     ],
 )
+
+
+def of_size(monkeypatch: pytest.MonkeyPatch, n: int, c: int, mixes: int = 24) -> None:
+    """Give rows of the table these streams and columns; fn of a projection by itself, this many rows."""
+    for constant, value in (("N", n), ("C", c), ("ROWS", n * (n + 2)), ("MIXES", mixes)):
+        monkeypatch.setattr(operator_table, constant, value)
 
 
 def listed(results: Any) -> list[torch.Tensor]:
