@@ -65,13 +65,6 @@ def test_float64_is_the_specification():
         torch.testing.assert_close(found[name], t, rtol=1e-11, atol=1e-12)
 
 
-def test_gradients_by_finite_differences():
-    inputs, _ = site_inputs(2, n=2, c=2, dtype=torch.float64)
-    leaves = [t.requires_grad_() for t in inputs]
-    # as in the layer, the residual is used with a factor of its own: a copy alone is linear
-    torch.autograd.gradcheck(lambda *t: (lambda s: (*s[:3], s[3] * s[3]))(hc_site(*t, 3)), leaves)
-
-
 def test_it_is_its_three_operators():
     (x, fn, scale, base), _ = site_inputs(5, dtype=torch.bfloat16)
     weight = 1 + randn(48, seed=9, scale=0.2)

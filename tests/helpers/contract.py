@@ -21,8 +21,10 @@ KERNELS = "hc_site, kernels", "hc_boundary, kernels", "hc_boundary, norm, kernel
 ROWS = {**OPERATORS, **VARIANTS}
 PYTORCH = (*PARTS, *VARIANTS)
 """Calls that PyTorch computes on a CPU."""
-COMPOSED = "hc_coeffs", "hc_head", "hc_site", "hc_boundary", "hc_boundary, norm"
-"""Functions that PyTorch computes on a CPU by several operators."""
+COMPOSED = (
+    "hc_post, without comb", "hc_coeffs", "hc_head", "hc_site", "hc_boundary", "hc_boundary, norm",
+)  # fmt: skip
+"""Functions that PyTorch computes on a CPU by several operators, or by none of this package."""
 CONTRACT = (*PYTORCH, *KERNELS)
 
 LONGEST = pytest.mark.nightly("1 to 7 s a test; opcheck, and its gradients one by one, run always")
@@ -46,6 +48,7 @@ each_dtype = pytest.mark.parametrize(
     ("name", "dtype"),
     [
         *((name, dtype) for name in PYTORCH for dtype in ("float32", "narrow", "float64")),
+        *((name, dtype) for name in COMPOSED for dtype in ("float32", "narrow")),
         *(by_day(name, dtype) for name in KERNELS for dtype in ("float32", "narrow")),
         *((name, "narrow coefficients") for name in ("hc_split_sinkhorn", "hc_mixes", "hc_pre", "hc_post")),
     ],

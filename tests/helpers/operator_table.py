@@ -230,6 +230,14 @@ def _update_shapes(*lead):
     }  # fmt: skip
 
 
+def _without_comb(run):
+    return lambda f, x, post, bias: run(f, x, post, None, bias)
+
+
+def _shapes_without_comb(*lead):
+    return {name: shape for name, shape in _update_shapes(*lead).items() if name != "comb"}
+
+
 def _without_bias(*lead):
     return {name: shape for name, shape in _update_shapes(*lead).items() if name != "bias"}
 
@@ -286,6 +294,9 @@ OPERATORS = {
     "hc_pre": Row(hc_pre, reference.hc_pre, _pre_shapes, "hc_pre", ("x",)),
     "hc_pre, norm": Row(_pre(hc_pre), _pre(reference.hc_pre), _normed_shapes, "hc_pre", ("x",)),
     "hc_post": Row(hc_post, reference.hc_post, _update_shapes, "hc_post", ("f", "x")),
+    "hc_post, without comb": Row(
+        _without_comb(hc_post), _without_comb(reference.hc_post), _shapes_without_comb, "hc_post", ("f", "x")
+    ),
     "hc_coeffs": Row(
         _coefficients(hc_coeffs), _coefficients(_specified_coefficients), _projection_shapes, "hc_site",
         ("x",),

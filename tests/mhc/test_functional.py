@@ -99,19 +99,6 @@ def test_head_against_float64(n, c, dtype):
     assert_within(found[1:], truth[1:], budget[1:], rounded=2)
 
 
-def test_float64_is_the_equations():
-    for function, equation, (tensors, upstream) in (
-        (hc_coeffs, equations.coefficients, coefficient_inputs(5)),
-        (lambda *t: (hc_head(*t),), equations.head, head_inputs(5)),
-    ):
-        wide, upstream = [t.double() for t in tensors], [g.double() for g in upstream]
-        truth = values_and_gradients(equation, wide, upstream)
-        found = values_and_gradients(function, wide, upstream)
-        assert {t.dtype for t in found} == {torch.float64}
-        for y, t in zip(found, truth, strict=True):
-            torch.testing.assert_close(y, t, rtol=1e-12, atol=1e-12)
-
-
 def test_options_reach_the_operators():
     (x, fn, scale, base), _ = coefficient_inputs(7)
     weight = randn(fn.size(1), seed=8).abs()
