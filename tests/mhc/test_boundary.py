@@ -75,8 +75,6 @@ def test_wrong_weights_are_refused():
         hc_boundary(*given, randn(4, 4), *parameters)
     with pytest.raises(ValueError, match=r"pre_next has shape \(5, 4, 1\); .*: convert with .squeeze\(-1\)"):
         hc_boundary(*given, randn(5, 4, 1), *parameters)
-    with pytest.raises(TypeError, match="pre_next is a list"):
-        hc_boundary(*given, [1.0], *parameters)
 
 
 def test_what_is_wrong_is_named_and_not_the_module_s_projection():
