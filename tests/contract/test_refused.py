@@ -1,4 +1,4 @@
-"""What is no tensor of numbers on the device of the others is refused by its name, whatever argument it is."""
+"""Arguments that are no tensors of numbers beside the others, and implementations that do not fit."""
 
 from __future__ import annotations
 
@@ -40,3 +40,12 @@ def test_refused_by_name(name, kind):
             continue
         with pytest.raises(error, match=f"^{argument} {said}"):
             ROWS[name].function(*{**given, argument: make(given[argument])}.values())
+
+
+@pytest.mark.parametrize("name", ["hc_mixes", "hc_split_sinkhorn", "hc_pre", "hc_post", "hc_head", "hc_site"])
+def test_implementations(name):
+    given = ROWS[name].arguments().values()
+    with pytest.raises(ValueError, match="implementation is 'cuda'; use one of 'auto'"):
+        ROWS[name].function(*given, implementation="cuda")
+    with pytest.raises(NotImplementedError, match="is on cpu; use implementation='auto'"):
+        ROWS[name].function(*given, implementation="helion")

@@ -58,13 +58,19 @@ def assert_within_budget(x, fn, dmixes, found=None, **options) -> None:
     assert max(shares.values()) <= 1, shares
 
 
+on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+@on_each_device
 @pytest.mark.parametrize("row", [row for row in CI if row.norm_weight], ids=lambda row: row.name)
-def test_a_norm_weight_and_its_gradient(row):
+def test_a_norm_weight_and_its_gradient(row, device):
     """It multiplies fn in float32, and its gradient is a sum of M products with fn's."""
     x, fn, weight, dmixes = (t.flatten(0, 1) if t.dim() > 2 else t for t in row.make_inputs())
-    found = results(x, fn, dmixes, weight, norm_eps=row.norm_eps)
-    folded = results(x, fn * weight, dmixes, norm_eps=row.norm_eps)
+    x_there, fn_there, weight_there, upstream = (t.to(device) for t in (x, fn, weight, dmixes))
+    found = results(x_there, fn_there, upstream, weight_there, norm_eps=row.norm_eps)
+    folded = results(x_there, fn_there * weight_there, upstream, norm_eps=row.norm_eps)
     assert_equal(found[:2], folded[:2])
+    found = [t.cpu() for t in found]
     _, _, dfn, dweight = exact(x, fn, dmixes, weight, norm_eps=row.norm_eps)
     workload = MixesWorkload("asked", 1, frozenset(), "a test", dtype=x.dtype, norm_eps=row.norm_eps)
     of_folded = evaluated(workload, x.flatten(1)[None], dmixes[None], (fn * weight)[None])["dfn"]
@@ -126,11 +132,12 @@ def test_any_number_of_streams(n):
     assert_within_budget(x.flatten(-2) if n == 1 else x, fn, dmixes)
 
 
+@on_each_device
 @pytest.mark.parametrize("of_fn", FLOATS, ids=str)
 @pytest.mark.parametrize("of_x", FLOATS, ids=str)
-def test_dtypes_of_streams_and_of_fn(of_x, of_fn):
-    x, fn, dmixes = inputs(40, dtype=of_x)
-    fn, weight = fn.to(of_fn), (1 + 0.2 * randn(fn.size(1))).to(of_fn)
+def test_dtypes_of_streams_and_of_fn(of_x, of_fn, device):
+    x, fn, dmixes = (t.to(device) for t in inputs(40, dtype=of_x))
+    fn, weight = fn.to(of_fn), (1 + 0.2 * randn(fn.size(1), device=device)).to(of_fn)
     wide = torch.float64 if of_x == torch.float64 else torch.float32
     found = results(x, fn, dmixes, weight)
     assert [t.dtype for t in found] == [wide, of_x, of_fn, of_fn]
@@ -272,9 +279,6 @@ REFUSED = {
     "another precision": (OK, {"precision": "bfloat16"}, ValueError,
                           "precision is 'bfloat16'; use one of 'float32', 'tf32'"),
     "eps_outside is a number": (OK, {"eps_outside": 1}, TypeError, "eps_outside is 1; pass True or False"),
-    "another implementation": (OK, {"implementation": "cuda"}, ValueError, "implementation is 'cuda'"),
-    "kernels on a CPU": (OK, {"implementation": "helion"}, NotImplementedError,
-                         "x is on cpu; use implementation='auto'"),
 }  # fmt: skip
 
 

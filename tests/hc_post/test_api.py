@@ -212,10 +212,6 @@ REFUSED = {
     "swapped": ((X, F, POST, COMB), {}, ValueError, r"f has shape .*: f comes first, then the streams$"),
     "a bias for each token": ((*OK, F), {}, ValueError, r"bias has shape \(2, 8\); .* pass \(C,\), \(8,\)"),
     "another order": (OK, {"comb_order": "IO"}, ValueError, "comb_order is 'IO'; use one of 'io', 'oi'"),
-    "another implementation": (OK, {"implementation": "cuda"}, ValueError,
-        "implementation is 'cuda'; use one of 'auto'"),
-    "kernels on a CPU": (OK, {"implementation": "helion"}, NotImplementedError,
-        "x is on cpu; use implementation='auto'"),
 }  # fmt: skip
 
 

@@ -115,10 +115,6 @@ REFUSED = {
     "weights of all tokens": ((X, PRE[0]), {}, ValueError, r"pre has shape \(4,\); .* \(2, 4\)"),
     "TileKernels' trailing dimension": ((X, PRE[..., None]), {}, ValueError,
         r"pre has shape \(2, 4, 1\); .* \(2, 4\): convert with .squeeze\(-1\)$"),
-    "another implementation": ((X, PRE), {"implementation": "cuda"}, ValueError,
-        "implementation is 'cuda'; use one of 'auto'"),
-    "kernels on a CPU": ((X, PRE), {"implementation": "helion"}, NotImplementedError,
-        "x is on cpu; use implementation='auto'"),
 }  # fmt: skip
 
 

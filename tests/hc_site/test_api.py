@@ -161,9 +161,6 @@ REFUSED = {
     "norm_eps 0": (CALL, {"norm_eps": 0.0}, ValueError, "norm_eps is 0.0"),
     "another order": (CALL, {"comb_order": "ab"}, ValueError, "comb_order is 'ab'"),
     "another precision": (CALL, {"precision": "bf16"}, ValueError, "precision is 'bf16'"),
-    "another implementation": (CALL, {"implementation": "cuda"}, ValueError, "implementation is 'cuda'"),
-    "kernels on a CPU": (CALL, {"implementation": "helion"}, NotImplementedError,
-        "x is on cpu; use implementation='auto'"),
 }  # fmt: skip
 
 

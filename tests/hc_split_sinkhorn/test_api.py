@@ -254,10 +254,6 @@ REFUSED = {
     "out_dtype is int": (OK, {"out_dtype": torch.int32}, TypeError,
                          "out_dtype is torch.int32; use one of torch.float32, .*, or None"),
     "out_dtype is a string": (OK, {"out_dtype": "float32"}, TypeError, "out_dtype is float32; use one of"),
-    "another implementation": (OK, {"implementation": "cuda"}, ValueError,
-                               "implementation is 'cuda'; use one of 'auto'"),
-    "kernels on a CPU": (OK, {"implementation": "helion"}, NotImplementedError,
-                         "mixes is on cpu; use implementation='auto'"),
 }  # fmt: skip
 
 

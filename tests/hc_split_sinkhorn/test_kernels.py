@@ -40,19 +40,6 @@ def test_configs_of_a_call_add_up_in_one_order(name, key):
             assert not rows or config["block_sizes"][0] * n * n == threads * rows * columns
 
 
-@pytest.mark.parametrize("unused", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)])
-def test_outputs_that_nothing_used(unused):
-    workload = WORKLOADS[0]
-    mixes, *gradients, scale, base = first_element(workload)
-    arguments = mixes, scale[0], base[0], *workload.arguments
-    given = [None if k in unused else t for k, t in enumerate(gradients)]
-    zeros = [torch.zeros_like(t) if k in unused else t for k, t in enumerate(gradients)]
-    for found, expected in zip(
-        launch.backward(*given, *arguments), launch.backward(*zeros, *arguments), strict=True
-    ):
-        assert torch.equal(found, expected)
-
-
 def test_without_a_gradient_nothing_is_launched(monkeypatch):
     """Helion refuses a kernel that writes nothing: a boundary whose coefficients nothing used raised."""
     mixes, *_, scale, base = first_element(WORKLOADS[0])

@@ -126,7 +126,7 @@ def _without_z(*lead):
 
 
 def _split(run, *constants, **options):
-    return lambda mixes, scale, base: run(mixes, scale, base, N, 3, *constants, **options)
+    return lambda mixes, scale, base, **others: run(mixes, scale, base, N, 3, *constants, **options, **others)
 
 
 def _split_shapes(*lead):
@@ -145,7 +145,7 @@ def _reduced_shapes(*lead):
 
 
 def _mixes(run):
-    return lambda x, fn, norm_weight: run(x, fn, norm_weight=norm_weight)
+    return lambda x, fn, norm_weight, **options: run(x, fn, norm_weight=norm_weight, **options)
 
 
 def _prenorm(run):
@@ -173,8 +173,9 @@ def _normed_shapes(*lead):
 
 
 def _site(run):
-    def of(x, fn, scale, base, norm_weight, y_norm_weight=None):
-        return tuple(run(x, fn, scale, base, 3, norm_weight=norm_weight, y_norm_weight=y_norm_weight))
+    def of(x, fn, scale, base, norm_weight, y_norm_weight=None, **options):
+        norms = {"norm_weight": norm_weight, "y_norm_weight": y_norm_weight}
+        return tuple(run(x, fn, scale, base, 3, **norms, **options))
 
     return of
 
@@ -302,7 +303,7 @@ OPERATORS = {
         ("x",),
     ),
     "hc_head": Row(
-        lambda *given: hc_head(*given), _specified_head, _head_shapes, "hc_pre", ("x",)
+        lambda *given, **options: hc_head(*given, **options), _specified_head, _head_shapes, "hc_pre", ("x",)
     ),
     "hc_site": Row(*SITE),
     "hc_site, kernels": Row(*SITE, kernels=True),

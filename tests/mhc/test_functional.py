@@ -210,8 +210,6 @@ REFUSED = {
                                        r"x has shape \(3,\); pass \(\.\.\., n, C\)"),
     "coefficients of another n": (lambda: hc_coeffs(X, FN, torch.ones(3), BASE), ValueError,
                                  r"fn has shape \(4, 12\); for x of shape \(2, 4, 3\) pass \(24, 12\)"),
-    "kernels on a CPU": (head(implementation="helion"), NotImplementedError,
-                         "x is on cpu; use implementation='auto'"),
 }  # fmt: skip
 
 
