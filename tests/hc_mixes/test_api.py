@@ -297,19 +297,6 @@ def test_the_least_norm_eps_is_taken():
 # --- what it stands in for -------------------------------------------------------------------------------
 
 
-def test_the_projection_of_transformers():
-    """RMSNorm of the merged streams and then a linear layer, as DeepseekV4HyperConnection has them."""
-    x, fn, dmixes = inputs(2, 7, c=32)
-
-    def theirs(x, fn, norm_weight=None):
-        flat = x.flatten(-2).float()
-        normed = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + 1e-6)
-        return torch.nn.functional.linear(normed, fn)
-
-    for a, b in zip(results(x, fn, dmixes), results(x, fn, dmixes, f=theirs), strict=True):
-        assert (a - b).abs().max() <= 1e-5 * b.abs().max()
-
-
 def test_a_weighted_rms_norm_before_a_linear_layer():
     """torch's RMSNorm with a weight, and a bias-free linear layer after it."""
     x, fn, dmixes = inputs(9)

@@ -226,12 +226,3 @@ def test_refused_with_what_to_do(case):
 def test_streams_of_one_entry(device):
     inputs = post_inputs(7, c=1, dtype=torch.bfloat16)
     assert_right(post_results(*(t.to(device) for t in inputs)), *inputs)
-
-
-def test_the_expansion_of_the_reference_code():
-    """post.unsqueeze(-1) * f.unsqueeze(-2) + sum(comb.unsqueeze(-1) * x.unsqueeze(-2), dim=2), as models have
-    it: the sum is over comb's first index."""
-    f, x = randn(2, 7, 32, dtype=torch.bfloat16), randn(2, 7, 4, 32, seed=1, dtype=torch.bfloat16)
-    post, comb = randn(2, 7, 4, seed=2), randn(2, 7, 4, 4, seed=3)
-    plain = post.unsqueeze(-1) * f.unsqueeze(-2) + torch.sum(comb.unsqueeze(-1) * x.unsqueeze(-2), dim=2)
-    torch.testing.assert_close(hc_post(f, x, post, comb), plain.to(f.dtype), rtol=2.0**-7, atol=1e-6)

@@ -117,14 +117,6 @@ def test_kernels_on_a_gpu(tokens, n, c, dtype):
     given = inputs(tokens, n=n, c=c, dtype=dtype)
     found = results(hc_pre, *(t.cuda() for t in given))
     assert_near_truth([t.cpu() for t in found], *given)
-    # a token's bits are its own, and the same on every run
-    x, pre, weight, du = (t.cuda() for t in given)
-    half = slice(tokens // 2, None)
-    parts = results(hc_pre, x[half], pre[half], weight, du[half])
-    for part, whole in zip(parts[:3], found[:3], strict=True):
-        assert torch.equal(part, whole[half])
-    for again, t in zip(results(hc_pre, x, pre, weight, du), found, strict=True):
-        assert torch.equal(again, t)
 
 
 @pytest.mark.gpu

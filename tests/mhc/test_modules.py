@@ -10,7 +10,7 @@ import mhc_equations as equations
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
-from mhc_equations import assert_within, truth_and_budget, values_and_gradients
+from mhc_equations import assert_equations
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
@@ -86,11 +86,8 @@ SIZES = [(4, 12), (1, 5), (3, 7), (8, 9)]
 def test_connection_against_float64(n, c, dtype):
     module = connection(n, c)
     tensors, upstream = given(module, 2, 3, dtype=dtype), upstreams(module, 2, 3, dtype=dtype)
-    truth, budget = truth_and_budget(equations.connection, tensors, upstream)
-    found = values_and_gradients(called(module), tensors, upstream)
+    found = assert_equations(called(module), equations.connection, tensors, upstream, rounded=2)
     assert [t.dtype for t in found[:3]] == [torch.float32, torch.float32, dtype]
-    assert_within(found[:3], truth[:3], budget[:3])
-    assert_within(found[3:], truth[3:], budget[3:], rounded=2)
 
 
 @pytest.mark.parametrize(("n", "c"), SIZES)
@@ -98,8 +95,7 @@ def test_a_whole_site_against_float64(n, c):
     module = connection(n, c)
     tensors = *given(module, 2, 3), randn(c, c, seed=7, scale=0.3)
     upstream = [randn(2, 3, n, c, seed=8)]
-    truth, budget = truth_and_budget(equations.site, tensors, upstream)
-    assert_within(values_and_gradients(whole_site(module), tensors, upstream), truth, budget)
+    assert_equations(whole_site(module), equations.site, tensors, upstream)
 
 
 def test_modules_are_the_functions_with_their_parameters():
@@ -147,17 +143,11 @@ def test_rows_that_vanish(token, dtype, norm_eps):
     module = connection(norm_eps=norm_eps, sinkhorn_iters=4)
     tensors, upstream = given(module, 1, dtype=dtype), upstreams(module, 1, dtype=dtype)
     tensors[0].mul_(token)
-    truth, budget = truth_and_budget(equations.connection, tensors, upstream, **options)
-    found = values_and_gradients(called(module), tensors, upstream)
-    assert_within(found[:3], truth[:3], budget[:3])
-    assert_within(found[3:], truth[3:], budget[3:], rounded=2)
+    found = assert_equations(called(module), equations.connection, tensors, upstream, rounded=2, **options)
     assert (found[3].abs().max() > 0.1 / math.sqrt(norm_eps)) == (token == 0.0 or norm_eps > token**2 > 0)
     module, upstream = head(norm_eps=norm_eps), [randn(1, 12, seed=9, dtype=dtype)]
     tensors = tensors[0], *given(module)[1:]
-    truth, budget = truth_and_budget(equations.head, tensors, upstream, norm_eps=norm_eps)
-    found = values_and_gradients(called(module), tensors, upstream)
-    assert_within(found[:1], truth[:1], budget[:1])
-    assert_within(found[1:], truth[1:], budget[1:], rounded=2)
+    assert_equations(called(module), equations.head, tensors, upstream, rounded=2, norm_eps=norm_eps)
 
 
 # --- parameters -------------------------------------------------------------------------------------------
