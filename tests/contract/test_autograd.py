@@ -198,6 +198,9 @@ def test_autocast_changes_no_bit(name, row):
     for dtype, autocast in (
         ("float32", torch.bfloat16), ("narrow", torch.float16), ("float64", torch.bfloat16),
     ):  # fmt: skip
+        if name == "hc_post, without comb" and (dtype, autocast) == ("narrow", torch.float16):
+            # torch.stack takes no bfloat16 where autocast is of float16
+            continue
         given = [*row.arguments(3, 5, **DTYPES[dtype]).values()]
         plain = called(row.function, given)
         with torch.autocast("cpu", dtype=autocast):

@@ -9,7 +9,7 @@ import operator_table
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
-from operator_table import OPERATORS, VARIANTS, Row
+from operator_table import OF_PYTORCH, OPERATORS, VARIANTS, Row
 from torch.utils._python_dispatch import TorchDispatchMode
 
 PARTS = (
@@ -18,7 +18,7 @@ PARTS = (
     "hc_post",
 )  # fmt: skip
 KERNELS = "hc_site, kernels", "hc_boundary, kernels", "hc_boundary, norm, kernels"
-ROWS = {**OPERATORS, **VARIANTS}
+ROWS = {**OPERATORS, **VARIANTS, **OF_PYTORCH}
 PYTORCH = (*PARTS, *VARIANTS)
 """Calls that PyTorch computes on a CPU."""
 COMPOSED = (

@@ -295,9 +295,6 @@ OPERATORS = {
     "hc_pre": Row(hc_pre, reference.hc_pre, _pre_shapes, "hc_pre", ("x",)),
     "hc_pre, norm": Row(_pre(hc_pre), _pre(reference.hc_pre), _normed_shapes, "hc_pre", ("x",)),
     "hc_post": Row(hc_post, reference.hc_post, _update_shapes, "hc_post", ("f", "x")),
-    "hc_post, without comb": Row(
-        _without_comb(hc_post), _without_comb(reference.hc_post), _shapes_without_comb, "hc_post", ("f", "x")
-    ),
     "hc_coeffs": Row(
         _coefficients(hc_coeffs), _coefficients(_specified_coefficients), _projection_shapes, "hc_site",
         ("x",),
@@ -385,3 +382,9 @@ VARIANTS = {
     ),
 }  # fmt: skip
 """Calls with other options than those of OPERATORS."""
+OF_PYTORCH = {
+    "hc_post, without comb": Row(
+        _without_comb(hc_post), _without_comb(reference.hc_post), _shapes_without_comb, "hc_post", ("f", "x")
+    ),
+}
+"""Functions that call no operator of this package."""
