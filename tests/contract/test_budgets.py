@@ -194,7 +194,7 @@ CALLS = [
 
 @pytest.mark.parametrize(("name", "call", "different"), CALLS, ids=str)
 def test_every_config_that_is_tried_is_within_its_budget(name, call, different):
-    """Of those that are alike in reference mode, which knows neither warps nor stages, one."""
+    """One of those that are alike in reference mode, which knows neither warps nor stages."""
     for choice in different(candidates(KERNELS[name], call, DEVICES["h200"])):
         assert TRIALS[name].error(call, choice, "cpu") <= 1, choice
 

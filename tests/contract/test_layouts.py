@@ -118,7 +118,7 @@ def test_interpreted_kernels_take_any_layout(name, monkeypatch):
 @each_interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_interpreted_kernels_make_what_pytorch_makes(name, dtype, monkeypatch):
-    """Of narrow streams with coefficients of any dtype."""
+    """Streams are narrow, and coefficients of any dtype."""
     given = [*ROWS[name].arguments(2, 5, dtype=dtype, streams=torch.bfloat16).values()]
     expected = called(ROWS[name].function, given)
     kernels_on_cpu(monkeypatch)
