@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from helion_sinkhorn import hc_post, hc_split_sinkhorn, reference
 from helion_sinkhorn.lab.post import budget
-from helion_sinkhorn.lab.post.workloads import ROWS
 from helion_sinkhorn.runtime import pieces
 
-CI = [row for row in ROWS if "ci" in row.tags]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from helion_sinkhorn import hc_pre, reference
 from helion_sinkhorn.lab.pre import budget
-from helion_sinkhorn.lab.pre.workloads import PLAIN
 from helion_sinkhorn.runtime import pieces
 
-CI = [row for row in PLAIN if "ci" in row.tags]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 

@@ -26,7 +26,6 @@ from helion_sinkhorn.runtime.kernel import candidates
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
-OF_TOKENS = RESULTS[:4]
 
 
 def workload(**options):
