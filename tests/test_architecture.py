@@ -19,8 +19,9 @@ OF_PARTS = {"hc_site"}
 """Operators made of others, which compute where there are no kernels: they need no `eager`."""
 WITH_KERNELS = {"launch", "space"}
 """What a folder with kernels has, be it the operator's own or a part of it."""
-TESTS = {"test_api", "test_gpu"}
+TESTS = {"test_api"}
 TABLES = {
+    "test_gpu": "tests/contract/test_budgets.py",
     "test_codegen": "tests/contract/test_codegen.py",
     "test_tritonbench": "tests/tritonbench/test_operators.py",
 }  # fmt: skip

@@ -11,6 +11,7 @@ from contract import (
     DTYPES,
     assert_same,
     called,
+    each_function,
     each_of_pytorch,
     each_row,
     listed,
@@ -136,7 +137,7 @@ def test_a_result_whose_gradient_is_none(name, row):
     assert torch.equal(last, torch.ones_like(last))
 
 
-@each_of_pytorch
+@each_function
 def test_backward_twice_and_only_where_asked(name, row):
     leaves = [x.requires_grad_() for x in row.arguments(5, 2).values()]
     results = listed(row.function(*leaves))
@@ -192,11 +193,14 @@ def test_results_may_be_changed_in_place(name, row):
         assert_equal(given, before)
 
 
-@each_of_pytorch
+@each_function
 def test_autocast_changes_no_bit(name, row):
     for dtype, autocast in (
         ("float32", torch.bfloat16), ("narrow", torch.float16), ("float64", torch.bfloat16),
     ):  # fmt: skip
+        if name == "hc_post, without comb" and (dtype, autocast) == ("narrow", torch.float16):
+            # torch.stack takes no bfloat16 where autocast is of float16
+            continue
         given = [*row.arguments(3, 5, **DTYPES[dtype]).values()]
         plain = called(row.function, given)
         with torch.autocast("cpu", dtype=autocast):

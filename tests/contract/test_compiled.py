@@ -59,7 +59,9 @@ def test_compiled_once_for_any_number_of_tokens(name, row):
         assert_same(name, listed(compiled(*leaves)), found[: len(results)])
 
 
-@pytest.mark.parametrize("name", ["hc_split_sinkhorn", "hc_mixes", "hc_pre", "hc_post"])
+@pytest.mark.parametrize(
+    "name", ["hc_split_sinkhorn", "hc_mixes", "hc_pre", "hc_post", "hc_post, without comb", "hc_head"]
+)
 def test_compiled_under_autocast(name, row):
     given = [*row.arguments(2, 3, streams=torch.bfloat16).values()]
     plain = called(row.function, given)

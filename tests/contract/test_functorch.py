@@ -10,6 +10,7 @@ from contract import (
     assert_same,
     called,
     each_dtype,
+    each_function,
     each_of_pytorch,
     each_row,
     listed,
@@ -189,7 +190,7 @@ def test_batched_gradients(name, row):
     assert_same(name, found, [torch.stack(parts) for parts in zip(*each, strict=True)])
 
 
-@each_of_pytorch
+@each_function
 def test_jacobian_is_that_of_the_specification(name, row):
     given = [*row.arguments(1, 2, dtype=torch.float64).values()]
     every = tuple(range(len(given)))

@@ -7,15 +7,12 @@ import torch
 from autograd_calls import randn
 from operator_table import OPERATORS, C, N
 
-from helion_sinkhorn import hc_coeffs, hc_expand, hc_head, nn
+from helion_sinkhorn import hc_expand, nn
 
 GIVEN = {name: (row.function, tuple(row.arguments().values())) for name, row in OPERATORS.items()}
-SITE = OPERATORS["hc_site"].arguments()
 STREAMS = randn(3, N, C)
 CASES = {
     **{name: given for name, given in GIVEN.items() if not OPERATORS[name].kernels},
-    "hc_coeffs": (lambda *given: hc_coeffs(*given), [SITE[name] for name in ("x", "fn", "scale", "base")]),
-    "hc_head": (lambda *given: hc_head(*given), (STREAMS, randn(N, N * C), randn(1), randn(N))),
     "nn.Sinkhorn": (nn.Sinkhorn(), (randn(3, 4, 4),)),
     "nn.SinkhornLaneMixer": (nn.SinkhornLaneMixer(4), (randn(3, 4, 4),)),
     "nn.HyperConnection": (nn.HyperConnection(C, N), (STREAMS,)),

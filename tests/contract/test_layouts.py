@@ -7,8 +7,25 @@ import math
 import pytest
 import torch
 from autograd_calls import assert_equal
-from contract import CONTRACT, DTYPES, assert_same, called, each_of_pytorch, each_row, listed, upstream_of
+from contract import (
+    COMPOSED,
+    CONTRACT,
+    DTYPES,
+    ROWS,
+    assert_same,
+    called,
+    each_function,
+    each_row,
+    listed,
+    metadata,
+    upstream_of,
+)
+from launches import kernels_on_cpu
 from layouts import LAYOUTS, laid_out
+
+LEADS = (), (1,), (2, 1, 2, 3), (2, 0, 3)
+each_interpreted = pytest.mark.parametrize("name", ["hc_mixes", "hc_mixes, merged", "hc_pre", "hc_post"])
+"""Operators whose kernels are interpreted, beside those of CONTRACT."""
 
 
 @each_row
@@ -51,9 +68,9 @@ def test_the_expanded_gradient_of_a_sum(name, row):
     assert_same(name, gradients(True), gradients(False))
 
 
-@pytest.mark.parametrize("lead", [(), (1,), (2, 1, 2, 3), (2, 0, 3)], ids=str)
+@pytest.mark.parametrize("lead", LEADS, ids=str)
 # sequences have one leading dimension and time
-@pytest.mark.parametrize("name", [name for name in CONTRACT if "attention" not in name])
+@pytest.mark.parametrize("name", [name for name in (*CONTRACT, *COMPOSED) if "attention" not in name])
 def test_any_leading_shape(name, row, lead):
     """The bits of as many tokens in one dimension; without a token the gradients of parameters are zeros."""
     dims, tokens = row.token_dims(), math.prod(lead)
@@ -81,7 +98,36 @@ def test_any_leading_shape(name, row, lead):
         assert not any(x.any() for x, o in zip(found, offsets, strict=True) if o is None)
 
 
-@each_of_pytorch
+@each_interpreted
+@pytest.mark.parametrize("lead", LEADS, ids=str)
+def test_interpreted_kernels_take_any_leading_shape(name, lead, monkeypatch):
+    kernels_on_cpu(monkeypatch)
+    test_any_leading_shape(name, ROWS[name], lead)
+
+
+@each_interpreted
+def test_interpreted_kernels_take_any_layout(name, monkeypatch):
+    kernels_on_cpu(monkeypatch)
+    for layout in [*LAYOUTS][::2]:
+        given, change = laid_out(ROWS[name], layout, **DTYPES["narrow"])
+        contiguous = [t.clone(memory_format=torch.contiguous_format) for t in given]
+        expected = called(ROWS[name].function, contiguous, lambda g, change=change: change(g).contiguous())
+        assert_equal(called(ROWS[name].function, given, change), expected)
+
+
+@each_interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_interpreted_kernels_make_what_pytorch_makes(name, dtype, monkeypatch):
+    """Streams are narrow, and coefficients of any dtype."""
+    given = [*ROWS[name].arguments(2, 5, dtype=dtype, streams=torch.bfloat16).values()]
+    expected = called(ROWS[name].function, given)
+    kernels_on_cpu(monkeypatch)
+    for a, b in zip(called(ROWS[name].function, given), expected, strict=True):
+        assert metadata(a) == metadata(b)
+        torch.testing.assert_close(a, b, rtol=2.0**-7, atol=1e-5)
+
+
+@each_function
 def test_what_lies_around_the_arguments_is_neither_read_nor_written(name, row):
     given = [*row.arguments(3, 5).values()]
     expected, band = called(row.function, given), 64

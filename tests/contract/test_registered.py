@@ -14,7 +14,7 @@ from contract import (
     assert_same,
     called,
     each_dtype,
-    each_of_pytorch,
+    each_function,
     each_row,
     metadata,
     recorded,
@@ -98,7 +98,7 @@ def test_fakes_have_the_metadata_of_what_runs(name, row, dtype):
             assert [*map(metadata, tree_leaves(faked))] == [*map(metadata, tree_leaves(results))], layout
 
 
-@each_of_pytorch
+@each_function
 def test_meta_device(name, row):
     given = [*row.arguments(2, 5, **DTYPES["narrow"]).values()]
     found = called(row.function, [t.to("meta") for t in given])
@@ -123,7 +123,7 @@ def test_the_operator_is_what_the_function_runs(name, row):
             assert_same(name, tree_leaves(operator(*arguments)), tree_leaves(results))
 
 
-@each_of_pytorch
+@each_function
 def test_reruns_give_the_same_bits(name, row):
     given = [*row.arguments(3, 101).values()]
     once = called(row.function, given)

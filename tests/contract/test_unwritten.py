@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from functools import partial
 
-import operator_table
 import pytest
 import torch
 from autograd_calls import randn
+from contract import of_size
 from launches import kernels_on_cpu
 from operator_table import GATES, OPERATORS, Row
 
@@ -88,8 +88,7 @@ def test_numbers_of_tokens(device, name, tokens):
     ],
 )
 def test_numbers_of_streams_and_columns(device, name, n, c, monkeypatch):
-    for constant, value in (("N", n), ("C", c), ("ROWS", n * (n + 2))):
-        monkeypatch.setattr(operator_table, constant, value)
+    of_size(monkeypatch, n, c, mixes=5)
     assert_written(ROWS[name], ROWS[name].arguments(3), device)
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-import operator_table
 import pytest
 import torch
-from contract import KERNELS, PARTS, Recorder
+from contract import KERNELS, PARTS, Recorder, of_size
 from launches import SITES, kernels_on_cpu, noted_on_cpu
 from operator_table import OPERATORS, gradients, loss
 
@@ -148,8 +147,7 @@ def test_a_gradient_that_is_asked_for_with_others_has_the_same_bits(name, device
     ids=str,
 )
 def test_kernels_of_a_model_have_the_same_bits(name, streams, monkeypatch):
-    for constant, value in (("N", 4), ("C", 4096), ("ROWS", 24)):
-        monkeypatch.setattr(operator_table, constant, value)
+    of_size(monkeypatch, 4, 4096, mixes=5)
     row = OPERATORS[name]
     given = {argument: x.cuda() for argument, x in row.arguments(130, streams=streams).items()}
     every = gradients(row.function, given, given)

@@ -58,21 +58,19 @@ def assert_within_budget(x, fn, dmixes, found=None, **options) -> None:
     assert max(shares.values()) <= 1, shares
 
 
-@pytest.mark.parametrize("row", CI, ids=lambda row: row.name)
-def test_every_workload_is_within_its_budget(row):
-    x, fn, weight, dmixes = row.make_inputs()
-    weighted = fn if weight is None else fn * weight
-    for k in range(row.batch):
-        assert_within_budget(x[k], weighted, dmixes[k], **row.options)
+on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 
+@on_each_device
 @pytest.mark.parametrize("row", [row for row in CI if row.norm_weight], ids=lambda row: row.name)
-def test_a_norm_weight_and_its_gradient(row):
+def test_a_norm_weight_and_its_gradient(row, device):
     """It multiplies fn in float32, and its gradient is a sum of M products with fn's."""
     x, fn, weight, dmixes = (t.flatten(0, 1) if t.dim() > 2 else t for t in row.make_inputs())
-    found = results(x, fn, dmixes, weight, norm_eps=row.norm_eps)
-    folded = results(x, fn * weight, dmixes, norm_eps=row.norm_eps)
+    x_there, fn_there, weight_there, upstream = (t.to(device) for t in (x, fn, weight, dmixes))
+    found = results(x_there, fn_there, upstream, weight_there, norm_eps=row.norm_eps)
+    folded = results(x_there, fn_there * weight_there, upstream, norm_eps=row.norm_eps)
     assert_equal(found[:2], folded[:2])
+    found = [t.cpu() for t in found]
     _, _, dfn, dweight = exact(x, fn, dmixes, weight, norm_eps=row.norm_eps)
     workload = MixesWorkload("asked", 1, frozenset(), "a test", dtype=x.dtype, norm_eps=row.norm_eps)
     of_folded = evaluated(workload, x.flatten(1)[None], dmixes[None], (fn * weight)[None])["dfn"]
@@ -134,11 +132,12 @@ def test_any_number_of_streams(n):
     assert_within_budget(x.flatten(-2) if n == 1 else x, fn, dmixes)
 
 
+@on_each_device
 @pytest.mark.parametrize("of_fn", FLOATS, ids=str)
 @pytest.mark.parametrize("of_x", FLOATS, ids=str)
-def test_dtypes_of_streams_and_of_fn(of_x, of_fn):
-    x, fn, dmixes = inputs(40, dtype=of_x)
-    fn, weight = fn.to(of_fn), (1 + 0.2 * randn(fn.size(1))).to(of_fn)
+def test_dtypes_of_streams_and_of_fn(of_x, of_fn, device):
+    x, fn, dmixes = (t.to(device) for t in inputs(40, dtype=of_x))
+    fn, weight = fn.to(of_fn), (1 + 0.2 * randn(fn.size(1), device=device)).to(of_fn)
     wide = torch.float64 if of_x == torch.float64 else torch.float32
     found = results(x, fn, dmixes, weight)
     assert [t.dtype for t in found] == [wide, of_x, of_fn, of_fn]
@@ -251,42 +250,10 @@ def test_eps_inside_and_outside_differ_as_they_should():
     torch.testing.assert_close(outside / inside, ((q + 0.25).sqrt() / (q.sqrt() + 0.25)).expand_as(inside))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize(("n", "c", "m"), [(1, 37, 3), (3, 33, 15), (4, 24, 24), (4, 1024, 24), (5, 7, 35),
-                                           (16, 33, 288), (4, 33, 1), (2, 512, 4)], ids=str)  # fmt: skip
-def test_the_batch_around_a_token_changes_no_bit_of_it(n, c, m, dtype):
-    tokens = 300
-    x, fn, dmixes = inputs(tokens, n=n, c=c, m=m, dtype=dtype)
-    x = x.flatten(-2) if n == 1 else x
-    whole = results(x, fn, dmixes)
-    alone = [slice(i, i + 1) for i in range(0, tokens, 13)]
-    for part in (*alone, slice(0, 9), slice(2, tokens), slice(1, tokens, 2), slice(5, 70), slice(0, 32)):
-        found = results(x[part], fn, dmixes[part])
-        assert_equal(found[:2], [t[part] for t in whole[:2]])
-
-
-@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_a_token_that_is_not_finite_stays_one(poison):
-    x, fn, dmixes = inputs(70)
-    bad = x.clone()
-    bad[40, 1] = poison
-    found, clean = results(bad, fn, dmixes), results(x, fn, dmixes)
-    others = torch.arange(70) != 40
-    assert_equal([t[others] for t in found[:2]], [t[others] for t in clean[:2]])
-    assert found[0][40].isnan().all()
-    assert found[1][40].isnan().any()
-    # what a token leaves in a buffer goes nowhere
-    later = results(torch.cat([bad, x[:3]]), fn, torch.cat([dmixes, dmixes[:3]]))
-    assert_equal([later[0][70:]], [clean[0][:3]])
-
-
 X, FN = torch.zeros(2, 4, 5), torch.zeros(24, 20)
 OK = X, FN
 EPS = r"pass a finite float of at least 1\.2e-38, float32's smallest normal number"
 REFUSED = {
-    "x is a list": (([1.0], FN), {}, TypeError, r"x is a list; pass a torch.Tensor of shape \(..., n, C\)"),
-    "x of integers": ((X.long(), FN), {}, TypeError, "x has dtype torch.int64; accepted are torch.float32"),
-    "x is sparse": ((X.to_sparse(), FN), {}, TypeError, r"x has layout torch.sparse_coo.*\.to_dense\(\)"),
     "x of other columns": ((torch.zeros(2, 4, 6), FN), {}, ValueError,
                            r"fn has shape \(24, 20\); for x of shape \(2, 4, 6\) pass \(M, 24\) if that is "
                            r"\(..., n, C\), \(M, 6\) if it is \(..., n C\)"),
@@ -295,21 +262,12 @@ REFUSED = {
     "x without dimensions": ((torch.zeros(()), FN), {}, ValueError, r"for x of shape \(\) pass none: x has"),
     "streams transposed away": ((torch.zeros(4, 2, 5), FN), {}, ValueError,
                                 r"for x of shape \(4, 2, 5\) pass \(M, 10\)"),
-    "fn is a list": ((X, [1.0]), {}, TypeError, r"fn is a list; pass a torch.Tensor of shape \(M, n C\)"),
-    "fn of integers": ((X, FN.int()), {}, TypeError, "fn has dtype torch.int32"),
     "fn of one row as a vector": ((X, FN[0]), {}, ValueError, r"fn has shape \(20,\); pass \(M, n C\)"),
     "fn without rows": ((X, FN[:0]), {}, ValueError, r"fn has shape \(0, 20\).*1 to 288 rows"),
     "fn of too many rows": ((X, torch.zeros(289, 20)), {}, ValueError, r"fn has shape \(289, 20\)"),
     "fn without columns": ((X, torch.zeros(24, 0)), {}, ValueError, r"fn has shape \(24, 0\)"),
-    "fn elsewhere": ((X, FN.to("meta")), {}, ValueError, "fn is on meta, x on cpu; move one"),
     "norm_weight of other columns": (OK, {"norm_weight": torch.ones(5)}, ValueError,
                                      r"norm_weight has shape \(5,\); for fn \(24, 20\) pass \(20,\)"),
-    "norm_weight is a number": (OK, {"norm_weight": 1.0}, TypeError,
-                                r"norm_weight is a float; pass a torch.Tensor of shape \(n C,\)"),
-    "norm_weight of integers": (OK, {"norm_weight": torch.ones(20).int()}, TypeError,
-                                "norm_weight has dtype torch.int32"),
-    "norm_weight elsewhere": (OK, {"norm_weight": torch.ones(20, device="meta")}, ValueError,
-                              "norm_weight is on meta, x on cpu"),
     "norm_eps is None": (OK, {"norm_eps": None}, TypeError, f"norm_eps is None; {EPS}"),
     "norm_eps is a flag": (OK, {"norm_eps": True}, TypeError, f"norm_eps is True; {EPS}"),
     "norm_eps is 0": (OK, {"norm_eps": 0.0}, ValueError, f"norm_eps is 0.0; {EPS}: with a smaller one a"),
@@ -321,9 +279,6 @@ REFUSED = {
     "another precision": (OK, {"precision": "bfloat16"}, ValueError,
                           "precision is 'bfloat16'; use one of 'float32', 'tf32'"),
     "eps_outside is a number": (OK, {"eps_outside": 1}, TypeError, "eps_outside is 1; pass True or False"),
-    "another implementation": (OK, {"implementation": "cuda"}, ValueError, "implementation is 'cuda'"),
-    "kernels on a CPU": (OK, {"implementation": "helion"}, NotImplementedError,
-                         "x is on cpu; use implementation='auto'"),
 }  # fmt: skip
 
 
@@ -340,19 +295,6 @@ def test_the_least_norm_eps_is_taken():
 
 
 # --- what it stands in for -------------------------------------------------------------------------------
-
-
-def test_the_projection_of_transformers():
-    """RMSNorm of the merged streams and then a linear layer, as DeepseekV4HyperConnection has them."""
-    x, fn, dmixes = inputs(2, 7, c=32)
-
-    def theirs(x, fn, norm_weight=None):
-        flat = x.flatten(-2).float()
-        normed = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + 1e-6)
-        return torch.nn.functional.linear(normed, fn)
-
-    for a, b in zip(results(x, fn, dmixes), results(x, fn, dmixes, f=theirs), strict=True):
-        assert (a - b).abs().max() <= 1e-5 * b.abs().max()
 
 
 def test_a_weighted_rms_norm_before_a_linear_layer():

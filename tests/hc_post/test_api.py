@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -14,10 +13,8 @@ from hypothesis import strategies as st
 
 from helion_sinkhorn import hc_post, hc_split_sinkhorn, reference
 from helion_sinkhorn.lab.post import budget
-from helion_sinkhorn.lab.post.workloads import ROWS
 from helion_sinkhorn.runtime import pieces
 
-CI = [row for row in ROWS if "ci" in row.tags]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -32,12 +29,6 @@ def truth_of(*inputs):
     *given, bias, grad = inputs
     truth = budget.exact(*(t[None] for t in (*given, grad)), None if bias is None else bias[None])
     return {name: t[0, 0] if name == "dbias" else t[0] for name, t in truth.items()}
-
-
-@pytest.mark.parametrize("row", CI, ids=lambda row: row.name)
-def test_value_and_gradients_against_float64(row):
-    inputs = row.make_inputs()
-    assert_right(post_results(*inputs, **row.options), *inputs, **row.options)
 
 
 def test_the_sums_number_by_number():
@@ -100,13 +91,14 @@ def test_sums_of_columns_keep_a_constant_across_streams():
 # --- precision ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("n", [1, 4, 16])
-def test_one_rounding_and_no_more(n, dtype):
+def test_one_rounding_and_no_more(n, dtype, device):
     inputs = post_inputs(64, n=n, c=1024, dtype=dtype)
-    found, truth = post_results(*inputs), truth_of(*inputs)
+    found, truth = post_results(*(t.to(device) for t in inputs)), truth_of(*inputs)
     for name in ("out", "df", "dx"):
-        assert one_rounding(found[name], truth[name]) <= 1.03
+        assert one_rounding(found[name].cpu(), truth[name]) <= 1.03
     # what is asked: weights rounded first, or the product and the sum each by itself, are far beyond it
     f, x, post, comb, bias, _ = inputs
     narrow = [t.to(dtype).float() for t in (post, comb)]
@@ -171,38 +163,11 @@ def test_dtypes_of_streams_output_and_weights(dtype, f_dtype):
     assert_right(found, *inputs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("n", "c"), [(1, 4096), (4, 67), (4, 2048), (16, 130)])
-def test_the_batch_around_a_token_changes_no_bit_of_it(n, c, dtype):
-    tokens = 60
-    *inputs, bias, grad = post_inputs(tokens, n=n, c=c, dtype=dtype)
-    names = budget.RESULTS[:5]
-    whole = post_results(*inputs, bias, grad)
-    for part in (slice(0, 1), slice(40, 41), slice(0, 9), slice(2, tokens), slice(1, tokens, 2)):
-        found = post_results(*(t[part] for t in inputs), bias, grad[part])
-        assert_equal([found[k] for k in names], [whole[k][part] for k in names])
-    assert_equal(post_results(*inputs, bias, grad).values(), whole.values())
-
-
 def test_no_bias_is_a_bias_of_zero():
     *inputs, _, grad = post_inputs(5)
     found = post_results(*inputs, torch.zeros(33), grad)
     del found["dbias"]
     assert_equal(post_results(*inputs, None, grad).values(), found.values())
-
-
-@pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_a_token_that_is_not_finite_stays_one(poison):
-    f, x, *rest = post_inputs(9)
-    bad = x.clone()
-    bad[4, 1, 7] = poison
-    found, clean = post_results(f, bad, *rest), post_results(f, x, *rest)
-    others, names = torch.arange(9) != 4, budget.RESULTS[:5]
-    assert_equal([found[k][others] for k in names], [clean[k][others] for k in names])
-    assert not found["out"][4, :, 7].isfinite().any()
-    assert not found["dcomb"][4, 1].isfinite().any()
-    assert found["dcomb"][4, [0, 2, 3]].isfinite().all()
-    assert found["dx"].isfinite().all()
 
 
 def test_little_memory_beside_the_results(monkeypatch):
@@ -223,22 +188,8 @@ def test_little_memory_beside_the_results(monkeypatch):
 
 
 F, X, POST, COMB = torch.zeros(2, 8), torch.zeros(2, 4, 8), torch.zeros(2, 4), torch.zeros(2, 4, 4)
-BIAS = torch.zeros(8)
 OK = F, X, POST, COMB
 REFUSED = {
-    "f is a list": (([0.0], X, POST, COMB), {}, TypeError,
-        r"f is a list; pass a torch.Tensor of shape \(..., C\)"),
-    "x is None": ((F, None, POST, COMB), {}, TypeError, r"x is a NoneType; .* of shape \(..., n, C\)"),
-    "post is a float": ((F, X, 2.0, COMB), {}, TypeError, r"post is a float; .* of shape \(..., n\)"),
-    "comb is a float": ((F, X, POST, 2.0), {}, TypeError, r"comb is a float; .* of shape \(..., n, n\)"),
-    "bias is a float": ((*OK, 0.0), {}, TypeError, r"bias is a float; .* of shape \(C,\)"),
-    "x is int64": ((F, X.long(), POST, COMB), {}, TypeError,
-        "x has dtype torch.int64; accepted are torch.float32"),
-    "comb is bool": ((F, X, POST, COMB.bool()), {}, TypeError, "comb has dtype torch.bool; accepted"),
-    "f is sparse": ((F.to_sparse(), X, POST, COMB), {}, TypeError, r"f has layout .*to_dense"),
-    "comb elsewhere": ((F, X, POST, COMB.to("meta")), {}, ValueError,
-        "comb is on meta, f on cpu; move one"),
-    "bias elsewhere": ((*OK, BIAS.to("meta")), {}, ValueError, "bias is on meta, f on cpu"),
     "x of one dimension": ((F, X[0, 0], POST, COMB), {}, ValueError,
         r"x has shape \(8,\); pass \(..., n, C\)"),
     "seventeen streams": ((F, torch.zeros(2, 17, 8), POST, COMB), {}, ValueError,
@@ -259,10 +210,6 @@ REFUSED = {
     "swapped": ((X, F, POST, COMB), {}, ValueError, r"f has shape .*: f comes first, then the streams$"),
     "a bias for each token": ((*OK, F), {}, ValueError, r"bias has shape \(2, 8\); .* pass \(C,\), \(8,\)"),
     "another order": (OK, {"comb_order": "IO"}, ValueError, "comb_order is 'IO'; use one of 'io', 'oi'"),
-    "another implementation": (OK, {"implementation": "cuda"}, ValueError,
-        "implementation is 'cuda'; use one of 'auto'"),
-    "kernels on a CPU": (OK, {"implementation": "helion"}, NotImplementedError,
-        "x is on cpu; use implementation='auto'"),
 }  # fmt: skip
 
 
@@ -273,15 +220,7 @@ def test_refused_with_what_to_do(case):
         hc_post(*arguments, **options)
 
 
-def test_streams_of_one_entry():
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_streams_of_one_entry(device):
     inputs = post_inputs(7, c=1, dtype=torch.bfloat16)
-    assert_right(post_results(*inputs), *inputs)
-
-
-def test_the_expansion_of_the_reference_code():
-    """post.unsqueeze(-1) * f.unsqueeze(-2) + sum(comb.unsqueeze(-1) * x.unsqueeze(-2), dim=2), as models have
-    it: the sum is over comb's first index."""
-    f, x = randn(2, 7, 32, dtype=torch.bfloat16), randn(2, 7, 4, 32, seed=1, dtype=torch.bfloat16)
-    post, comb = randn(2, 7, 4, seed=2), randn(2, 7, 4, 4, seed=3)
-    plain = post.unsqueeze(-1) * f.unsqueeze(-2) + torch.sum(comb.unsqueeze(-1) * x.unsqueeze(-2), dim=2)
-    torch.testing.assert_close(hc_post(f, x, post, comb), plain.to(f.dtype), rtol=2.0**-7, atol=1e-6)
+    assert_right(post_results(*(t.to(device) for t in inputs)), *inputs)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
-from autograd_calls import assert_equal, randn
+from autograd_calls import assert_equal
 from hc_streams import LargestFloat32, one_rounding, pre_errors, pre_inputs, pre_results
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helion_sinkhorn import hc_pre, reference
 from helion_sinkhorn.lab.pre import budget
-from helion_sinkhorn.lab.pre.workloads import PLAIN
 from helion_sinkhorn.runtime import pieces
 
-CI = [row for row in PLAIN if "ci" in row.tags]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -24,12 +20,6 @@ def assert_right(found, *inputs):
     """Every result within its budget."""
     errors = pre_errors(found, *inputs)
     assert max(errors.values()) <= 1, errors
-
-
-@pytest.mark.parametrize("row", CI, ids=lambda row: row.name)
-def test_value_and_gradients_against_float64(row):
-    inputs = row.make_inputs()
-    assert_right(pre_results(*inputs), *inputs)
 
 
 def test_the_sum_number_by_number():
@@ -45,13 +35,14 @@ def test_the_sum_number_by_number():
             assert found["dpre"][t, i].item() == pytest.approx(dpre)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("n", [1, 4, 16])
-def test_one_rounding_and_no_more(n, dtype):
+def test_one_rounding_and_no_more(n, dtype, device):
     inputs = pre_inputs(64, n=n, c=1024, dtype=dtype)
-    found, truth = pre_results(*inputs), budget.exact(*inputs)
-    assert one_rounding(found["y"], truth["y"]) <= 1.03
-    assert one_rounding(found["dx"], truth["dx"]) <= 1.03
+    found, truth = pre_results(*(t.to(device) for t in inputs)), budget.exact(*inputs)
+    assert one_rounding(found["y"].cpu(), truth["y"]) <= 1.03
+    assert one_rounding(found["dx"].cpu(), truth["dx"]) <= 1.03
     # what is asked: weights rounded first, or products before they are added, are far beyond it
     x, pre, _ = inputs
     assert one_rounding(reference.hc_pre(x.float(), pre.to(dtype).float()).to(dtype), truth["y"]) > 1.2
@@ -99,31 +90,6 @@ def test_dtypes_of_streams_and_weights(dtype, coefficients):
     assert_right(found, *inputs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("n", "c"), [(1, 4096), (4, 67), (4, 7168), (16, 130)])
-def test_the_batch_around_a_token_changes_no_bit_of_it(n, c, dtype):
-    tokens = 90
-    inputs = pre_inputs(tokens, n=n, c=c, dtype=dtype)
-    whole = pre_results(*inputs)
-    for part in (slice(0, 1), slice(40, 41), slice(0, 9), slice(2, tokens), slice(1, tokens, 2)):
-        found = pre_results(*(t[part] for t in inputs))
-        assert_equal(found.values(), [t[part] for t in whole.values()])
-
-
-@pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_a_token_that_is_not_finite_stays_one(poison):
-    x, pre, dy = pre_inputs(9)
-    bad = x.clone()
-    bad[4, 1, 7] = poison
-    found, clean = pre_results(bad, pre, dy), pre_results(x, pre, dy)
-    others = torch.arange(9) != 4
-    assert_equal([t[others] for t in found.values()], [t[others] for t in clean.values()])
-    assert not found["y"][4, 7].isfinite()
-    assert not found["dpre"][4, 1].isfinite()
-    assert found["y"][4].isfinite().sum() == 32
-    assert found["dx"].isfinite().all()
-
-
 def test_little_memory_beside_the_results(monkeypatch):
     """Temporary tensors are of a piece of the tokens, and pieces change no bit."""
     inputs = pre_inputs(50, c=128, dtype=torch.bfloat16)
@@ -136,15 +102,7 @@ def test_little_memory_beside_the_results(monkeypatch):
 
 
 X, PRE = torch.zeros(2, 4, 8), torch.zeros(2, 4)
-NESTED = torch.nested.nested_tensor([torch.zeros(2, 8), torch.zeros(3, 8)], layout=torch.jagged)
 REFUSED = {
-    "x is a list": (([0.0], PRE), {}, TypeError, r"x is a list; pass a torch.Tensor of shape \(..., n, C\)"),
-    "pre is a float": ((X, 1.0), {}, TypeError, r"pre is a float; pass a torch.Tensor of shape \(..., n\)"),
-    "x is int64": ((X.long(), PRE), {}, TypeError, "x has dtype torch.int64; accepted are torch.float32"),
-    "pre is bool": ((X, PRE.bool()), {}, TypeError, "pre has dtype torch.bool; accepted"),
-    "x is sparse": ((X.to_sparse(), PRE), {}, TypeError, r"x has layout .*to_dense"),
-    "x is nested": ((NESTED, PRE), {}, TypeError, r"x is a nested tensor.*\.unbind\(\)"),
-    "pre elsewhere": ((X, PRE.to("meta")), {}, ValueError, "pre is on meta, x on cpu; move one"),
     "x of one dimension": ((X[0, 0], PRE), {}, ValueError, r"x has shape \(8,\); pass \(..., n, C\)"),
     "seventeen streams": ((torch.zeros(17, 8), torch.zeros(17)), {}, ValueError,
         r"x has shape \(17, 8\); .* n streams, 1 to 16"),
@@ -155,10 +113,6 @@ REFUSED = {
     "weights of all tokens": ((X, PRE[0]), {}, ValueError, r"pre has shape \(4,\); .* \(2, 4\)"),
     "TileKernels' trailing dimension": ((X, PRE[..., None]), {}, ValueError,
         r"pre has shape \(2, 4, 1\); .* \(2, 4\): convert with .squeeze\(-1\)$"),
-    "another implementation": ((X, PRE), {"implementation": "cuda"}, ValueError,
-        "implementation is 'cuda'; use one of 'auto'"),
-    "kernels on a CPU": ((X, PRE), {"implementation": "helion"}, NotImplementedError,
-        "x is on cpu; use implementation='auto'"),
 }  # fmt: skip
 
 
@@ -167,12 +121,3 @@ def test_refused_with_what_to_do(case):
     arguments, options, kind, said = REFUSED[case]
     with pytest.raises(kind, match=said):
         hc_pre(*arguments, **options)
-
-
-def test_the_collapse_of_the_reference_code():
-    """torch.sum(pre.unsqueeze(-1) * x, dim=2) in float32, as models' reference code has it."""
-    x, pre = randn(2, 7, 4, 32, dtype=torch.bfloat16), randn(2, 7, 4, seed=1)
-    plain = torch.sum(pre.unsqueeze(-1) * x.float(), dim=2).to(x.dtype)
-    found = hc_pre(x, pre)
-    assert (found != plain).float().mean() < 0.01
-    torch.testing.assert_close(found, plain, rtol=2.0**-7, atol=1e-6)

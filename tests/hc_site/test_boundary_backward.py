@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 import os
 
 import pytest
 import torch
 from autograd_calls import randn
-from hc_boundaries import NAMES, assert_unused_results, boundary, boundary_inputs, results, specified
+from hc_boundaries import NAMES, boundary, boundary_inputs, results, specified
 from launches import SITES, kernels_on_cpu, noted_on_cpu
+from stored import entry, write
 from torch._subclasses import FakeTensorMode
 
 from ci.gate.choices import of_kernels
@@ -72,27 +72,17 @@ def call_of(given, precision="float32"):
     return site.call_for(n, columns, given[1].dtype, precision)
 
 
-def store_entries(
-    folder, call, batch, evidence="measured", device="h200", kernels=tuple(launch.KERNELS), together=False
-):
-    """The default configs as entries of a folder."""
-    key = {**dataclasses.asdict(call), "batch": batch}
+def tuned_from(
+    monkeypatch, folder, call, batch, evidence="measured", device="h200", kernels=tuple(launch.KERNELS),
+    together=False,
+):  # fmt: skip
+    """The default configs as entries of the user's folder, read by the next call."""
+    monkeypatch.setattr(settings, "TUNING_DIR", str(folder))
     for name in kernels:
         choice = default_choice(KERNELS[name], call, DEVICES[device])
-        variant = dict(choice.variant) | (
-            {"together": together} if "together" in dict(choice.variant) else {}
-        )
-        entry = {"key": key, "config": dict(choice.config), "variant": variant, "evidence": evidence}
-        data = {"schema": 1, "kernel": name, "device": {"key": device}, "entries": [entry]}
-        path = folder / device / f"{name}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(data))
-
-
-def tuned_from(monkeypatch, folder, call, **options):
-    """Entries of `store_entries` in the user's folder, read by the next call."""
-    monkeypatch.setattr(settings, "TUNING_DIR", str(folder))
-    store_entries(folder, call, **options)
+        variant = {k: together if k == "together" else v for k, v in choice.variant}
+        made = entry(batch, dataclasses.asdict(call), dict(choice.config), variant, evidence)
+        write(folder, [made], device, name)
     for cache in (door.choose, lookup.lookup, store.read):
         cache.cache_clear()
 
@@ -159,10 +149,6 @@ def test_within_budgets(name, call):
     tried = {choice.variant: choice for choice in candidates(KERNELS[name], call, DEVICES["h200"])}
     shares = {variant: TRIALS[name].error(call, choice, "cpu") for variant, choice in tried.items()}
     assert max(shares.values()) <= 1, shares
-
-
-def test_unused_results(one_pass):
-    assert_unused_results()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

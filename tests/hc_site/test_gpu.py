@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compilations import compilations
 from cuda_graphs import capture
 from hc_boundaries import boundary_inputs
 from hc_sites import first_element, shares_of_budget, site_inputs, site_results
@@ -16,7 +15,7 @@ from helion_sinkhorn.lab.draws import noise
 from helion_sinkhorn.lab.operators import KERNELS, TRIALS
 from helion_sinkhorn.lab.site.budget import RESULTS
 from helion_sinkhorn.lab.site.trials import boundary_error
-from helion_sinkhorn.lab.site.workloads import ROWS, HcSiteWorkload
+from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as backward
 from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
@@ -27,8 +26,6 @@ from helion_sinkhorn.runtime.kernel import candidates
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
-WORKLOADS = {w.name: w for w in ROWS if "ci" in w.tags}
-OF_TOKENS = RESULTS[:4]
 
 
 def workload(**options):
@@ -55,49 +52,9 @@ def assert_same(found, expected, names=RESULTS):
     assert different == []
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_workloads(name):
-    check(WORKLOADS[name])
-
-
-@pytest.mark.parametrize("n", range(2, 17))
-def test_streams(n):
-    check(workload(n=n, c=48, tokens=19, n_iters=5))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("c", [2, 7, 64, 513, 1031])
-def test_columns(c, dtype):
-    check(workload(c=c, tokens=17, dtype=dtype))
-
-
 def test_one_column():
     """By the three operators; in float32, since of fewer bits their gradients are rounded one by one."""
     check(workload(c=1, tokens=17, dtype=torch.float32))
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 15, 63, 64, 65, 257, 1000])
-def test_tokens(tokens):
-    check(workload(c=40, tokens=tokens))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("c", [67, 1024])
-def test_bits_do_not_depend_on_the_tokens_around_or_the_run(c, dtype):
-    """A token alone, in any batch and in training has the same y, post, comb and dx."""
-    given, upstream = site_inputs(515, c=c, dtype=dtype)
-    whole = results(given, upstream)
-    assert_same(results(given, upstream), whole)
-    for at in (slice(0, 1), slice(3, 130), slice(514, 515), slice(1, 515, 2)):
-        part = results((given[0][at], *given[1:]), [t[at] for t in upstream])
-        assert_same(part, {name: whole[name][at] for name in OF_TOKENS}, OF_TOKENS)
-    with torch.no_grad():
-        served = hc_site(*(t.to(DEVICE) for t in (given[0][514:], *given[1:])), implementation="helion")
-    assert_same(
-        dict(zip(OF_TOKENS, served[:3], strict=False)),
-        {name: whole[name][514:] for name in OF_TOKENS},
-        OF_TOKENS[:3],
-    )
 
 
 HERE = door.device_at(0 if torch.cuda.is_available() else None)[0]
@@ -330,59 +287,6 @@ def test_streams_that_are_one_in_memory_have_the_bits_of_copies(c):
         )
     sites = [hc_site(g[1], *g[4:7], y_norm_weight=weight, implementation="helion") for g in (given, copied)]
     assert all(torch.equal(a, b) for a, b in zip(*sites, strict=True))
-
-
-def test_autocast_changes_no_bit():
-    given, upstream = site_inputs(64, c=136, dtype=torch.bfloat16)
-    plain = results(given, upstream)
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        assert_same(results(given, upstream), plain)
-
-
-def test_two_programs_take_all_token_counts_near_a_tuned_one():
-    """Triton compiles one for multiples of 16 and one for the rest: then a server waits for no compiler."""
-    given, upstream = site_inputs(300, c=136, dtype=torch.bfloat16)
-
-    def call(tokens):
-        results((given[0][:tokens], *given[1:]), [t[:tokens] for t in upstream])
-
-    call(300)
-    call(256)
-    with compilations() as compiled:
-        for tokens in (2, 3, 17, 64, 100, 288, 299):
-            call(tokens)
-    assert compiled == []
-
-
-def test_tokens_that_are_not_finite_stay_alone():
-    given, upstream = site_inputs(100, c=72)
-    clean = results(given, upstream)
-    x = given[0].clone()
-    x[50, 1] = torch.nan
-    found, others = results((x, *given[1:]), upstream), torch.arange(100, device=DEVICE) != 50
-    assert_same(*({name: t[name][others] for name in OF_TOKENS} for t in (found, clean)), OF_TOKENS)
-    assert found["y"][50].isnan().all()
-
-
-def test_more_than_two_to_the_31_elements():
-    """In x, dresidual and dx: the last tokens equal a separate call on them."""
-    c = 7168
-    tokens = (1 << 31) // (4 * c) + 5
-    (x, *parameters), upstream = on_gpu(*site_inputs(3, c=c, dtype=torch.bfloat16))
-
-    def behind_zeros(t):
-        whole = torch.zeros(tokens, *t.shape[1:], dtype=t.dtype, device=DEVICE)
-        whole[-3:] = t
-        return whole
-
-    few = site_results((x, *parameters), upstream, implementation="helion")
-    many = (behind_zeros(x), *parameters), [behind_zeros(t) for t in upstream]
-    leaves = [t.requires_grad_() for t in many[0]]
-    y, post, comb, residual = hc_site(*leaves, implementation="helion")
-    dx, *_ = torch.autograd.grad((residual, y, post, comb), leaves, many[1])
-    for a, name in ((y, "y"), (post, "post"), (comb, "comb"), (dx, "dx")):
-        assert torch.equal(a[-3:], few[name]), name
-    assert not dx[:-3].any()
 
 
 def seam(own, again, given, upstream, monkeypatch):

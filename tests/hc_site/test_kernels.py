@@ -7,46 +7,22 @@ from unittest import mock
 import pytest
 import torch
 from autograd_calls import assert_equal
-from hc_sites import first_element, shares_of_budget, site_inputs, site_results
+from hc_sites import site_inputs, site_results
 from launches import SITES, kernels_on_cpu
 
-from helion_sinkhorn import hc_site, reference
-from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.operators import KERNELS, TRIALS
-from helion_sinkhorn.lab.site.budget import RESULTS
-from helion_sinkhorn.lab.site.workloads import ROWS
+from helion_sinkhorn import reference
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
 from helion_sinkhorn.ops.mhc.options import SiteOptions
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
 from helion_sinkhorn.ops.mhc.site import launch, torch_op
-from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.mhc.split import launch as split_launch
-from helion_sinkhorn.runtime.kernel import candidates, default_choice
+from helion_sinkhorn.runtime.kernel import default_choice
 from helion_sinkhorn.runtime.launch import device_of
-
-WORKLOADS = [w for w in ROWS if "ci" in w.tags]
 
 
 @pytest.fixture(autouse=True)
 def _kernels(monkeypatch):
     kernels_on_cpu(monkeypatch, SITES)
-
-
-MOST = pytest.mark.nightly("half a second each, interpreted; every third runs always")
-
-
-@pytest.mark.parametrize(
-    "workload",
-    [pytest.param(w, id=w.name, marks=MOST if k % 3 else ()) for k, w in enumerate(WORKLOADS)],
-)
-def test_every_workload_is_within_its_budget(workload):
-    given, upstream = first_element(workload)
-    found = site_results(given, upstream, **workload.options)
-    shares = shares_of_budget(workload, found)
-    assert max(shares.values()) <= 1, shares
-    assert [found[name].dtype for name in RESULTS] == [
-        workload.dtype, torch.float32, torch.float32, workload.dtype, *[torch.float32] * 3
-    ]  # fmt: skip
 
 
 def test_values_have_the_bits_of_the_three_operators_in_turn():
@@ -59,43 +35,6 @@ def test_values_have_the_bits_of_the_three_operators_in_turn():
     found = split_launch.forward(mixes, scale, base, 3, *constants.of_split, torch.float32)
     assert_equal((pre, post, comb), found)
     assert_equal((y,), (pre_launch.forward(x, pre),))
-
-
-CALLS = (
-    SiteCall("bfloat16", 4, 96, "float32"),
-    pytest.param(
-        SiteCall("float32", 3, 67, "tf32"), marks=pytest.mark.nightly("the bodies in reference mode, 30 s")
-    ),
-)
-
-
-def differing(name, call):
-    """Configs that differ for the reference mode, which knows neither warps nor stages."""
-    found = {}
-    for choice in candidates(KERNELS[name], call, DEVICES["h200"]):
-        found[dict(choice.config)["block_sizes"], choice.variant] = choice
-    return found.values()
-
-
-@pytest.mark.parametrize("call", CALLS, ids=str)
-@pytest.mark.parametrize("name", launch.KERNELS)
-def test_every_config_that_is_tried_is_within_its_budget(name, call):
-    for choice in differing(name, call):
-        assert TRIALS[name].error(call, choice, "cpu") <= 1, choice
-
-
-@pytest.mark.parametrize("gone", range(4), ids=["no residual", "no y", "no post", "no comb"])
-def test_a_result_that_nothing_uses_adds_nothing(gone):
-    """Its gradient is None for the kernels; they find what they find for zeros."""
-    given, upstream = site_inputs(9)
-    leaves = [t.clone().requires_grad_() for t in given]
-    y, post, comb, residual = hc_site(*leaves)
-    outs = [t for k, t in enumerate((residual, y, post, comb)) if k != gone]
-    found = torch.autograd.grad(outs, leaves, [t for k, t in enumerate(upstream) if k != gone])
-    zeros = [torch.zeros_like(t) if k == gone else t for k, t in enumerate(upstream)]
-    expected = site_results(given, zeros)
-    for t, name in zip(found, ("dx", "dfn", "dscale", "dbase"), strict=True):
-        torch.testing.assert_close(t, expected[name], rtol=1e-5, atol=1e-5)
 
 
 def test_other_weights_than_its_own_collapse_and_get_their_gradient():

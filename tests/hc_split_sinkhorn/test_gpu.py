@@ -1,4 +1,4 @@
-"""hc_split_sinkhorn on a CUDA or ROCm device, against float64 on the CPU."""
+"""hc_split_sinkhorn on a CUDA or ROCm device: what configs and partial sums may not change."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import torch
 
 from helion_sinkhorn import hc_split_sinkhorn
 from helion_sinkhorn.lab.operators import TRIALS
-from helion_sinkhorn.lab.rounding import worst
-from helion_sinkhorn.lab.split.budget import error_budget, exact
-from helion_sinkhorn.lab.split.workloads import ROWS, HcWorkload
+from helion_sinkhorn.lab.split.workloads import HcWorkload
 from helion_sinkhorn.ops.mhc.split import launch
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates
@@ -17,74 +15,23 @@ from helion_sinkhorn.runtime.kernel import candidates
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
-WORKLOADS = {w.name: w for w in ROWS if "ci" in w.tags}
 LARGE = (1 << 17) + 3
 """Tokens beyond those of all tuned batches but the largest."""
-NAMES = "pre", "post", "comb", "dmixes", "dscale", "dbase"
 
 
 def workload(**options):
     return HcWorkload("asked", 1, frozenset(), "a test", **options)
 
 
-def results(mixes, scale, base, gradients, row=None, **options):
-    """(pre, post, comb, dmixes, dscale, dbase) of the kernels, for the mixes of a row or with options."""
+def results(mixes, scale, base, gradients, **options):
+    """(pre, post, comb, dmixes, dscale, dbase) of the kernels."""
     leaves = [t.detach().clone().requires_grad_() for t in (mixes, scale, base)]
-    given, options = (leaves[0], options) if row is None else row.given(leaves[0])
-    out = hc_split_sinkhorn(given, *leaves[1:], implementation="helion", **options)
+    out = hc_split_sinkhorn(*leaves, implementation="helion", **options)
     return [*(t.detach() for t in out), *torch.autograd.grad(out, leaves, gradients)]
-
-
-def check(row):
-    mixes, scale, base, *gradients = (t[:1] if t.dim() > 1 else t for t in row.make_inputs())
-    inputs = mixes, *gradients, scale[None], base[None]
-    truth, budgets = exact(row, *inputs), error_budget(row, *inputs)
-    here = [t.to(DEVICE) for t in (mixes, scale, base)]
-    found = results(*here, [t.to(DEVICE) for t in gradients], row)
-    shares = {
-        name: worst(t.reshape(truth[name].shape), truth[name], budgets[name])
-        for name, t in zip(NAMES, found, strict=True)
-    }
-    assert max(shares.values()) <= 1, shares
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_workloads(name):
-    check(WORKLOADS[name])
-
-
-@pytest.mark.parametrize("n", range(2, 17))
-def test_streams(n):
-    check(workload(n=n, tokens=37, n_iters=7))
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 31, 33, 1000, 4097])
-def test_tokens(tokens):
-    check(workload(tokens=tokens, n_iters=3))
-
-
-@pytest.mark.parametrize("eps_outside", [False, True])
-@pytest.mark.parametrize(("n", "splits"), [(4, 1), (4, 8), (4, 7), (3, 6), (8, 4)])
-@pytest.mark.parametrize("tokens", [1, 33, 1000])
-def test_partial_sums(n, splits, tokens, eps_outside):
-    check(workload(n=n, tokens=tokens, n_iters=3, splits=splits, norm_eps=1e-2, eps_outside=eps_outside))
-
-
-@pytest.mark.parametrize("n", [3, 4])
-def test_bits_of_partial_sums_do_not_depend_on_the_tokens_around(n):
-    row = workload(n=n, tokens=515, n_iters=5, splits=4)
-    mixes, scale, base, *gradients = (t.to(DEVICE) for t in row.make_inputs())
-    whole = results(mixes, scale, base, gradients, row)
-    for at in (slice(0, 1), slice(3, 130), slice(514, 515)):
-        part = results(mixes[:, :, at], scale, base, [t[:, at] for t in gradients], row)
-        assert all(torch.equal(a[:, at], b) for a, b in zip(whole[:3], part[:3], strict=True))
-        assert torch.equal(whole[3][:, :, at], part[3])
 
 
 def test_mixes_of_partial_sums_are_their_sum_in_order():
     """As bits, and what follows from them is what follows from the same mixes."""
-    from helion_sinkhorn.ops.mhc.split import launch
-
     row = workload(tokens=1000, splits=8)
     mixes, scale, base, *_ = (t.to(DEVICE) for t in row.make_inputs())
     constants = *row.arguments, torch.float32
@@ -96,23 +43,6 @@ def test_mixes_of_partial_sums_are_their_sum_in_order():
     assert torch.equal(found, norms[..., :1] * total)
     again = launch.forward(found, scale, base, *constants)
     assert all(torch.equal(a, b) for a, b in zip(values, again, strict=True))
-
-
-def test_without_eps():
-    check(workload(tokens=65, eps=0.0, pre_eps=0.0))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("n", [3, 4, 8])
-def test_bits_do_not_depend_on_the_tokens_around_or_the_run(n, dtype):
-    row = workload(n=n, tokens=515, n_iters=5, dtype=dtype)
-    mixes, scale, base, *gradients = (t.to(DEVICE) for t in row.make_inputs())
-    whole = results(mixes, scale, base, gradients, **row.options)
-    again = results(mixes, scale, base, gradients, **row.options)
-    assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
-    for at in (slice(0, 1), slice(3, 130), slice(514, 515)):
-        part = results(mixes[:, at], scale, base, [t[:, at] for t in gradients], **row.options)
-        assert all(torch.equal(a[:, at], b) for a, b in zip(whole[:4], part[:4], strict=True))
 
 
 @pytest.mark.parametrize(
@@ -143,39 +73,3 @@ def test_bits_are_those_of_every_tuned_batch(dtype):
     for size in (1, 200, 1500, 9000):
         part = results(mixes[:, :size], scale, base, [t[:, :size] for t in gradients], **row.options)
         assert all(torch.equal(a[:, :size], b) for a, b in zip(whole[:4], part[:4], strict=True)), size
-
-
-def test_layouts_do_not_matter():
-    row = workload(tokens=100, n_iters=5)
-    mixes, scale, base, *gradients = (t.to(DEVICE) for t in row.make_inputs())
-    expected = results(mixes, scale, base, gradients, **row.options)
-    spread = torch.empty(1, 100, 29, device=DEVICE)[..., 3:27].copy_(mixes)
-    dpre, dpost, dcomb = gradients
-    odd = [dpre.mT.contiguous().mT, dpost.expand(1, *dpost.shape)[0], dcomb.mT.contiguous().mT]
-    found = results(spread, scale, base, odd, **row.options)
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-
-
-@pytest.mark.parametrize("unused", [0, 1, 2])
-def test_an_output_that_nothing_used(unused):
-    row = workload(tokens=65, n_iters=5)
-    mixes, scale, base, *gradients = (t.to(DEVICE) for t in row.make_inputs())
-    zeros = [torch.zeros_like(t) if k == unused else t for k, t in enumerate(gradients)]
-    expected = results(mixes, scale, base, zeros, **row.options)[3:]
-    leaves = [t.detach().clone().requires_grad_() for t in (mixes, scale, base)]
-    out = hc_split_sinkhorn(*leaves, implementation="helion", **row.options)
-    kept = [k for k in range(3) if k != unused]
-    found = torch.autograd.grad([out[k] for k in kept], leaves, [gradients[k] for k in kept])
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-
-
-def test_more_than_two_to_the_31_elements():
-    tokens = (1 << 31) // 24 + 5
-    mixes = torch.zeros(tokens, 24, dtype=torch.bfloat16, device=DEVICE)
-    mixes[-3:] = torch.randn(3, 24, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    scale, base = torch.ones(3, device=DEVICE), torch.zeros(24, device=DEVICE)
-    few = hc_split_sinkhorn(mixes[-3:], scale, base, implementation="helion")
-    many = hc_split_sinkhorn(mixes, scale, base, implementation="helion", out_dtype=torch.bfloat16)
-    for a, b in zip(many, few, strict=True):
-        assert torch.equal(a[-3:], b.bfloat16())
-        assert torch.equal(a[0], a[tokens // 2])

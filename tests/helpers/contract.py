@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import operator_table
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
-from operator_table import OPERATORS, VARIANTS, Row
+from operator_table import OF_PYTORCH, OPERATORS, VARIANTS, Row
 from torch.utils._python_dispatch import TorchDispatchMode
 
 PARTS = (
@@ -17,9 +18,13 @@ PARTS = (
     "hc_post",
 )  # fmt: skip
 KERNELS = "hc_site, kernels", "hc_boundary, kernels", "hc_boundary, norm, kernels"
-ROWS = {**OPERATORS, **VARIANTS}
+ROWS = {**OPERATORS, **VARIANTS, **OF_PYTORCH}
 PYTORCH = (*PARTS, *VARIANTS)
 """Calls that PyTorch computes on a CPU."""
+COMPOSED = (
+    "hc_post, without comb", "hc_coeffs", "hc_head", "hc_site", "hc_boundary", "hc_boundary, norm",
+)  # fmt: skip
+"""Functions that PyTorch computes on a CPU by several operators, or by none of this package."""
 CONTRACT = (*PYTORCH, *KERNELS)
 
 LONGEST = pytest.mark.nightly("1 to 7 s a test; opcheck, and its gradients one by one, run always")
@@ -32,6 +37,7 @@ def by_day(name: str, *more: str) -> Any:
 
 each_row = pytest.mark.parametrize("name", [by_day(name) for name in CONTRACT])
 each_of_pytorch = pytest.mark.parametrize("name", PYTORCH)
+each_function = pytest.mark.parametrize("name", [*PYTORCH, *COMPOSED])
 DTYPES = {
     "float32": {},
     "narrow": {"streams": torch.bfloat16},
@@ -42,10 +48,17 @@ each_dtype = pytest.mark.parametrize(
     ("name", "dtype"),
     [
         *((name, dtype) for name in PYTORCH for dtype in ("float32", "narrow", "float64")),
+        *((name, dtype) for name in COMPOSED for dtype in ("float32", "narrow")),
         *(by_day(name, dtype) for name in KERNELS for dtype in ("float32", "narrow")),
         *((name, "narrow coefficients") for name in ("hc_split_sinkhorn", "hc_mixes", "hc_pre", "hc_post")),
     ],
 )
+
+
+def of_size(monkeypatch: pytest.MonkeyPatch, n: int, c: int, mixes: int = 24) -> None:
+    """Give rows of the table these streams and columns; fn of a projection by itself, this many rows."""
+    for constant, value in (("N", n), ("C", c), ("ROWS", n * (n + 2)), ("MIXES", mixes)):
+        monkeypatch.setattr(operator_table, constant, value)
 
 
 def listed(results: Any) -> list[torch.Tensor]:

@@ -58,19 +58,3 @@ def results(function, given, upstream, **options):
         found, leaves, [g.to(t.dtype) for g, t in zip(upstream, found, strict=True)]
     )
     return dict(zip(NAMES, (*(t.detach() for t in found), *gradients), strict=False))
-
-
-def assert_unused_results():
-    """With all other upstream gradients None, the gradients of one result equal the specification's."""
-    given, upstream = boundary_inputs(4)
-    for used in range(5):
-        leaves, wide = ([t.to(d).requires_grad_() for t in given] for d in (torch.float32, torch.float64))
-        pairs = [
-            torch.autograd.grad(run(*of)[used], of, upstream[used].to(of[0].dtype), allow_unused=True)
-            for run, of in ((boundary, leaves), (specified, wide))
-        ]
-        for a, b in zip(*pairs, strict=True):
-            if b is None:
-                assert a is None or not a.any()
-            else:
-                torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)

@@ -77,16 +77,6 @@ def post_errors(found, f, x, post, comb, bias, grad, comb_order="io"):
     return {name: worst(t, truth[name], budgets[name]) for name, t in whole.items()}
 
 
-LAYOUTS = {
-    "transposed": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
-    "last dimension first": lambda t: t.movedim(-1, 0).contiguous().movedim(0, -1),
-    "every other entry": lambda t: t.repeat_interleave(2, -1)[..., ::2],
-    "a slice": lambda t: torch.cat([t, t], -1)[..., t.size(-1) :],
-    "an expanded batch": lambda t: t[:1, :1].expand_as(t),
-}
-"""Layouts of a tensor with two token dimensions."""
-
-
 def one_rounding(found, truth):
     """The rms error of a narrow result, relative to the error of rounding the exact result once."""
     error, least = found.double() - truth, truth.to(found.dtype).double() - truth

@@ -43,9 +43,10 @@ LAYOUTS: dict[str, Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]] = {
 EVERY = "contiguous", *LAYOUTS, "no tokens"
 
 
-def laid_out(row: Row, layout: str, **options: Any) -> tuple[list[torch.Tensor], Change]:
+def laid_out(row: Row, layout: str, device: str = "cpu", **options: Any) -> tuple[list[torch.Tensor], Change]:
     """(arguments, what does the same to upstream gradients, whose first dimensions are the tokens')."""
-    given = row.arguments(2, 0 if layout == "no tokens" else 5, **options)
+    drawn = row.arguments(2, 0 if layout == "no tokens" else 5, **options)
+    given = {name: t.to(device) for name, t in drawn.items()}
     if layout not in LAYOUTS:
         return [*given.values()], lambda t: t
     dims, change = row.token_dims(), LAYOUTS[layout]

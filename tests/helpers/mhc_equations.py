@@ -176,3 +176,12 @@ def assert_within(found, truth, budget, rounded=0) -> None:
             limit = limit + (half if not rounded else 2 * rounded * half.max())
         error = (y.double() - t).abs()
         assert (error <= limit).all(), f"{k}: {float(error.max()):.3g}, largest {float(t.abs().max()):.3g}"
+
+
+def assert_equations(function, equation, tensors, upstream, rounded=0, **options) -> list[torch.Tensor]:
+    """Values and gradients of a function, within what float32 may leave of its equations."""
+    truth, budget = truth_and_budget(equation, tensors, upstream, **options)
+    found, count = values_and_gradients(function, tensors, upstream), len(upstream)
+    assert_within(found[:count], truth[:count], budget[:count])
+    assert_within(found[count:], truth[count:], budget[count:], rounded)
+    return found

@@ -14,6 +14,8 @@ from helion_sinkhorn import (
     Reduce,
     dot_compress,
     hc_boundary,
+    hc_coeffs,
+    hc_head,
     hc_mixes,
     hc_post,
     hc_pre,
@@ -27,6 +29,8 @@ from helion_sinkhorn import (
 
 N, C = 2, 3
 ROWS = N * N + 2 * N
+MIXES = 5
+"""Rows of fn where it is a projection by itself."""
 GATES = ("g", "g_gamma", "gk", "gv")
 
 
@@ -122,7 +126,7 @@ def _without_z(*lead):
 
 
 def _split(run, *constants, **options):
-    return lambda mixes, scale, base: run(mixes, scale, base, N, 3, *constants, **options)
+    return lambda mixes, scale, base, **others: run(mixes, scale, base, N, 3, *constants, **options, **others)
 
 
 def _split_shapes(*lead):
@@ -141,7 +145,7 @@ def _reduced_shapes(*lead):
 
 
 def _mixes(run):
-    return lambda x, fn, norm_weight: run(x, fn, norm_weight=norm_weight)
+    return lambda x, fn, norm_weight, **options: run(x, fn, norm_weight=norm_weight, **options)
 
 
 def _prenorm(run):
@@ -149,11 +153,11 @@ def _prenorm(run):
 
 
 def _mixes_shapes(*lead):
-    return {"x": (*lead, N, C), "fn": (5, N * C), "norm_weight": (N * C,)}
+    return {"x": (*lead, N, C), "fn": (MIXES, N * C), "norm_weight": (N * C,)}
 
 
 def _merged_shapes(*lead):
-    return {"x": (*lead, N * C), "fn": (5, N * C)}
+    return {"x": (*lead, N * C), "fn": (MIXES, N * C)}
 
 
 def _pre(run):
@@ -169,8 +173,9 @@ def _normed_shapes(*lead):
 
 
 def _site(run):
-    def of(x, fn, scale, base, norm_weight, y_norm_weight=None):
-        return tuple(run(x, fn, scale, base, 3, norm_weight=norm_weight, y_norm_weight=y_norm_weight))
+    def of(x, fn, scale, base, norm_weight, y_norm_weight=None, **options):
+        norms = {"norm_weight": norm_weight, "y_norm_weight": y_norm_weight}
+        return tuple(run(x, fn, scale, base, 3, **norms, **options))
 
     return of
 
@@ -182,6 +187,26 @@ def _site_shapes(*lead):
 
 def _normed_site_shapes(*lead):
     return {**_site_shapes(*lead), "y_norm_weight": (C,)}
+
+
+def _coefficients(run):
+    return lambda x, fn, scale, base: run(x, fn, scale, base, 3)
+
+
+def _specified_coefficients(x, fn, scale, base, iters):
+    return reference.hc_split_sinkhorn(reference.hc_mixes(x.flatten(-2), fn), scale, base, N, iters)
+
+
+def _specified_head(x, fn, scale, base):
+    return reference.hc_pre(x, (reference.hc_mixes(x.flatten(-2), fn) * scale + base).sigmoid() + 1e-6)
+
+
+def _projection_shapes(*lead):
+    return {name: _site_shapes(*lead)[name] for name in ("x", "fn", "scale", "base")}
+
+
+def _head_shapes(*lead):
+    return {"x": (*lead, N, C), "fn": (N, N * C), "scale": (1,), "base": (N,)}
 
 
 def _boundary(run):
@@ -204,6 +229,14 @@ def _update_shapes(*lead):
     return {
         "f": (*lead, C), "x": (*lead, N, C), "post": (*lead, N), "comb": (*lead, N, N), "bias": (C,)
     }  # fmt: skip
+
+
+def _without_comb(run):
+    return lambda f, x, post, bias: run(f, x, post, None, bias)
+
+
+def _shapes_without_comb(*lead):
+    return {name: shape for name, shape in _update_shapes(*lead).items() if name != "comb"}
 
 
 def _without_bias(*lead):
@@ -262,6 +295,13 @@ OPERATORS = {
     "hc_pre": Row(hc_pre, reference.hc_pre, _pre_shapes, "hc_pre", ("x",)),
     "hc_pre, norm": Row(_pre(hc_pre), _pre(reference.hc_pre), _normed_shapes, "hc_pre", ("x",)),
     "hc_post": Row(hc_post, reference.hc_post, _update_shapes, "hc_post", ("f", "x")),
+    "hc_coeffs": Row(
+        _coefficients(hc_coeffs), _coefficients(_specified_coefficients), _projection_shapes, "hc_site",
+        ("x",),
+    ),
+    "hc_head": Row(
+        lambda *given, **options: hc_head(*given, **options), _specified_head, _head_shapes, "hc_pre", ("x",)
+    ),
     "hc_site": Row(*SITE),
     "hc_site, kernels": Row(*SITE, kernels=True),
     "hc_boundary": Row(*BOUNDARY),
@@ -342,3 +382,9 @@ VARIANTS = {
     ),
 }  # fmt: skip
 """Calls with other options than those of OPERATORS."""
+OF_PYTORCH = {
+    "hc_post, without comb": Row(
+        _without_comb(hc_post), _without_comb(reference.hc_post), _shapes_without_comb, "hc_post", ("f", "x")
+    ),
+}
+"""Functions that call no operator of this package."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from float8_specification import GRID, nearest, scaled, unit
+from launches import kernels_on_cpu
 
 from helion_sinkhorn import hc_pre
+from helion_sinkhorn.mhc import quantized
 from helion_sinkhorn.mhc.quantized import quantize
 
 FLOOR = 1e-10
@@ -113,9 +115,12 @@ def test_a_small_group_takes_the_floor_and_zeros_stay():
     assert quantize(u, group=32).values[1, 0].float() == nearest(torch.tensor(4.48, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("path", ["pytorch", "kernel"])
 @pytest.mark.parametrize("scales", ["float32", "e8m0"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_stays_in_its_group(scales, bad):
+def test_what_is_not_finite_stays_in_its_group(scales, bad, path, monkeypatch):
+    if path == "kernel":
+        kernels_on_cpu(monkeypatch, quantized.__name__)
     u = drawn(3, 96, torch.float32)
     clean = quantize(u, group=32, scales=scales)
     u[1, 40] = bad

@@ -13,7 +13,7 @@ import mhc_equations as equations
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
-from mhc_equations import assert_within, truth_and_budget, values_and_gradients
+from mhc_equations import assert_equations
 from safetensors.torch import load_file, save_file
 from torch.func import functional_call
 
@@ -86,12 +86,8 @@ def test_both_are_the_equations(kind, n, c, iters, dtype):
     results = equation(*tensors, **options)
     upstream = [randn(*y.shape, seed=10 + k) for k, y in enumerate(results)]
     upstream[-1] = upstream[-1].to(dtype)
-    truth, budget = truth_and_budget(equation, tensors, upstream, **options)
-    count = len(results)
     for module in (their, our):
-        found = values_and_gradients(called(module), tensors, upstream)
-        assert_within(found[:count], truth[:count], budget[:count])
-        assert_within(found[count:], truth[count:], budget[count:], rounded=2)
+        assert_equations(called(module), equation, tensors, upstream, rounded=2, **options)
 
 
 @pytest.mark.parametrize("kind", ["connection", "head"])

@@ -1,0 +1,212 @@
+"""The operators of streams against float64: workloads, sizes and configs, each result within its budget."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the bodies import Triton")
+
+from reference_mode import of_each_variant
+
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.lab.evidence import EVERY_STEP
+from helion_sinkhorn.lab.mixes.workloads import ROWS as MIXES
+from helion_sinkhorn.lab.operators import KERNELS, OPERATORS, TRIALS
+from helion_sinkhorn.lab.post.workloads import ROWS as POST
+from helion_sinkhorn.lab.pre.quantized.workloads import ROWS as QUANTIZE
+from helion_sinkhorn.lab.pre.workloads import ROWS as PRE
+from helion_sinkhorn.lab.site.budget import RESULTS as OF_SITE
+from helion_sinkhorn.lab.site.workloads import ROWS as SITE
+from helion_sinkhorn.lab.split.workloads import ROWS as SPLIT
+from helion_sinkhorn.ops.mhc.mixes import launch as mixes
+from helion_sinkhorn.ops.mhc.mixes.space import CHUNK, MixesCall
+from helion_sinkhorn.ops.mhc.post import launch as post
+from helion_sinkhorn.ops.mhc.pre import launch as pre
+from helion_sinkhorn.ops.mhc.pre.quantized import launch as quantized
+from helion_sinkhorn.ops.mhc.site import launch as site
+from helion_sinkhorn.ops.mhc.site.boundary.last.launch import LAST
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
+from helion_sinkhorn.ops.mhc.split import launch as split
+from helion_sinkhorn.runtime.kernel import candidates, default_choice
+
+WORKLOADS = {
+    "hc_mixes": MIXES, "hc_split_sinkhorn": SPLIT, "hc_pre": PRE, "hc_post": POST, "hc_site": SITE,
+    "quantize": QUANTIZE,
+}  # fmt: skip
+MOST = pytest.mark.nightly("half a second to 6 s each, interpreted; every third or fifth runs always")
+FLOATS = torch.float32, torch.bfloat16, torch.float16
+COEFFICIENTS = *FLOATS, torch.float64
+
+
+@functools.lru_cache(maxsize=2)
+def problem(workload):
+    """The operator of a workload, its inputs and their truths, for each path that is tested by them."""
+    (operator,) = [row for row in OPERATORS.values() if isinstance(workload, row.workload)]
+    inputs = operator.inputs(workload, EVERY_STEP)
+    return operator, inputs, operator.truths(workload, *inputs)
+
+
+def computed(workload, device="cpu", choices=None):
+    """(name, truth, result) of each result, by kernels with these choices or by the path of a CPU."""
+    operator, inputs, truths = problem(workload)
+    results = OF_SITE if operator.name == "hc_site" else operator.results(workload)
+    found = operator.run(workload, choices, results, *(t.to(device) for t in inputs))
+    return [(name, truths[name], t) for name, t in found.items()]
+
+
+def paths_of(name, place, workload):
+    """eager: PyTorch.  A site has no path of its own there."""
+    yield "gpu", pytest.mark.gpu
+    every = {"hc_site": 3}.get(name, 5 if getattr(workload, "y_norm", False) else 1)
+    yield "kernels", MOST if place % every else ()
+    if name != "hc_site":
+        yield "eager", ()
+
+
+@pytest.mark.parametrize(
+    ("workload", "path"),
+    [
+        pytest.param(w, path, id=f"{w.name} {path}", marks=marks)
+        for name, rows in WORKLOADS.items()
+        for place, w in enumerate(w for w in rows if "ci" in w.tags)
+        for path, marks in paths_of(name, place, w)
+    ],
+)
+def test_every_workload_is_within_its_budget(workload, path):
+    for name, truth, found in computed(
+        workload, "cuda" if path == "gpu" else "cpu", None if path == "eager" else {}
+    ):
+        assert truth.judge(found).reasons == [], name
+        # codes and scales come as float32, which has them exactly
+        assert found.dtype == truth.dtype, name
+
+
+def of_each(**options):
+    """Each combination of values of the options."""
+    return [dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())]
+
+
+ON_CPU = {
+    "hc_pre": [{"n": n, "c": 40, "tokens": 7, "dtype": FLOATS[n % 3]} for n in range(1, 17)],
+    "hc_post": [
+        {
+            "n": n, "c": 24, "tokens": 3, "dtype": FLOATS[n % 3], "comb_order": ("io", "oi")[n % 2],
+            "has_bias": n % 2 == 0,
+        }
+        for n in range(1, 17)
+    ],
+    # dfn is summed in shares, some of which may be empty; of more than 32 rows dx is shared out too
+    "hc_mixes": of_each(
+        n=[1], c=[20], m=[24, 80], tokens=[1, 63, 64, 65, 256, 257, 300], dtype=[torch.float32]
+    ),
+}  # fmt: skip
+ON_GPU = {
+    "hc_pre": [
+        *of_each(n=range(1, 17), c=[200], tokens=[37]),
+        *of_each(c=[1, 2, 3, 7, 8, 63, 64, 65, 1000, 4099, 7168], tokens=[9]),
+        *of_each(c=[72], tokens=[1, 2, 31, 33, 1000, 4097]),
+        *of_each(c=[136], tokens=[10], dtype=FLOATS, coefficients=COEFFICIENTS),
+    ],
+    "hc_post": [
+        *of_each(n=range(1, 17), c=[200], tokens=[37], comb_order=["io", "oi"], has_bias=[False, True]),
+        *of_each(n=[2, 4], c=[2, 3, 4, 7, 8, 16, 63, 64, 65, 1000, 4099, 7168], tokens=[9], has_bias=[True]),
+        *of_each(c=[72], tokens=[1, 2, 31, 33, 1000, 4097], has_bias=[True]),
+        *of_each(
+            c=[136], tokens=[10], dtype=FLOATS, f_dtype=COEFFICIENTS, coefficients=COEFFICIENTS,
+            has_bias=[True],
+        ),
+    ],
+    "hc_mixes": [
+        *({"n": n, "c": 48, "m": n * n + 2 * n, "tokens": 37} for n in range(1, 17)),
+        *of_each(c=[1, 7, 64, 511, 512, 513, 1031], tokens=[33], dtype=FLOATS),
+        # the last chunk whole, or of one column
+        *of_each(n=[1], c=[2047, 2048, 2049, 4097], m=[3], tokens=[33]),
+        *of_each(c=[40], tokens=[1, 2, 15, 16, 63, 64, 65, 255, 257, 1000, 4097]),
+    ],
+    "hc_split_sinkhorn": [
+        *of_each(n=range(2, 17), tokens=[37], n_iters=[7]),
+        *of_each(tokens=[1, 2, 31, 33, 1000, 4097], n_iters=[3]),
+        *(
+            {**sizes, **options}
+            for sizes in of_each(
+                tokens=[1, 33, 1000], eps_outside=[False, True], n_iters=[3], norm_eps=[1e-2]
+            )
+            for options in ({"splits": 1}, {"splits": 8}, {"splits": 7}, {"n": 3, "splits": 6},
+                            {"n": 8, "splits": 4})
+        ),
+        {"tokens": 65, "eps": 0.0, "pre_eps": 0.0},
+    ],
+    "hc_site": [
+        *of_each(n=range(2, 17), c=[48], tokens=[19], n_iters=[5]),
+        *of_each(c=[2, 7, 64, 513, 1031], tokens=[17], dtype=FLOATS),
+        *of_each(c=[40], tokens=[1, 2, 15, 63, 64, 65, 257, 1000]),
+    ],
+}  # fmt: skip
+
+
+def spelled(options):
+    return " ".join(f"{name}={value}" for name, value in options.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "device"),
+    [
+        pytest.param(name, options, device, id=f"{name} {spelled(options)} {device}", marks=marks)
+        for device, marks, table in (("cpu", (), ON_CPU), ("cuda", pytest.mark.gpu, ON_GPU))
+        for name, rows in table.items()
+        for options in rows
+    ],
+)
+def test_kernels_take_any_size(name, options, device):
+    workload = OPERATORS[name].workload("asked", 1, frozenset(), "a test", **options)
+    shares = {of: truth.worst(found) for of, truth, found in computed(workload, device, {})}
+    assert max(shares.values()) <= 1, shares
+
+
+def distinct(choices):
+    """A choice of each block and variant: where shares of tokens have sums of their own."""
+    return list({(dict(choice.config)["block_sizes"], choice.variant): choice for choice in choices}.values())
+
+
+NIGHTLY = pytest.mark.nightly("the bodies in reference mode, 30 s")
+CALLS = [
+    *((name, pre.call_for(*size, torch.bfloat16), of_each_variant)
+      for name in pre.KERNELS for size in ((4, 512), (4, 67), (1, 1), (16, 33))),
+    *((name, post.call_for(*size, torch.bfloat16), of_each_variant)
+      for name in post.KERNELS for size in ((4, 512), (4, 67), (1, 2), (16, 34))),
+    *((name, call, of_each_variant)
+      for name in mixes.KERNELS
+      for call in (
+          MixesCall("bfloat16", 24, 4 * 96, "float32"), MixesCall("float32", 24, 4 * 96, "float32"),
+          MixesCall("float16", 80, 633, "float32"), MixesCall("bfloat16", 3, CHUNK + 3, "tf32"),
+      )),
+    *((name, split.call_for(*size, torch.float32), of_each_variant)
+      for name in split.KERNELS for size in ((4, 20, 1e-6), (8, 5, 1e-6), (3, 5, 1e-6), (4, 20, 0.0))),
+    *((name, SiteCall("bfloat16", 4, 96, "float32"), distinct) for name in site.KERNELS),
+    *(pytest.param(name, SiteCall("float32", 3, 67, "tf32"), distinct, marks=NIGHTLY)
+      for name in site.KERNELS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "call", "different"), CALLS, ids=str)
+def test_every_config_that_is_tried_is_within_its_budget(name, call, different):
+    """One of those that are alike in reference mode, which knows neither warps nor stages."""
+    for choice in different(candidates(KERNELS[name], call, DEVICES["h200"])):
+        assert TRIALS[name].error(call, choice, "cpu") <= 1, choice
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        (LAST, site.call_for(4, 130, torch.float32, "float32")),
+        (LAST, site.call_for(4, 130, torch.bfloat16, "float32")),
+        (quantized.NAME, quantized.call_for(torch.bfloat16, 256, 32, "e8m0", "column")),
+    ],
+    ids=str,
+)
+def test_the_default_config_is_within_its_budget(name, call):
+    assert TRIALS[name].error(call, default_choice(KERNELS[name], call, DEVICES["h200"]), "cpu") <= 1

@@ -1,0 +1,144 @@
+"""The operators of streams on a CUDA or ROCm device: layouts, dtypes, programs, memory, large tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from autograd_calls import assert_equal
+from compilations import compilations
+from contract import DTYPES, ROWS, called, listed, of_size, upstream_of
+from layouts import LAYOUTS, laid_out
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+PARTS = "hc_mixes", "hc_split_sinkhorn", "hc_pre", "hc_post"
+
+
+def arguments(name, *lead, **dtypes):
+    return {k: x.to(DEVICE) for k, x in ROWS[name].arguments(*lead, **dtypes).items()}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *PARTS,
+        "hc_mixes, merged",
+        "hc_split_sinkhorn, reduced",
+        "hc_pre, norm",
+        "hc_post, without bias",
+        "hc_site",
+    ],
+)
+def test_layouts_change_no_bit(name, layout, monkeypatch):
+    of_size(monkeypatch, 4, 72)
+    dtypes = DTYPES["float32" if "reduced" in name else "narrow"]
+    given, change = laid_out(ROWS[name], layout, DEVICE, **dtypes)
+    contiguous = [t.clone(memory_format=torch.contiguous_format) for t in given]
+    expected = called(ROWS[name].function, contiguous, lambda g: change(g).contiguous())
+    assert_equal(called(ROWS[name].function, given, change), expected)
+
+
+@pytest.mark.parametrize("name", [*PARTS, "hc_mixes, merged"])
+def test_float64_takes_pytorch(name, monkeypatch):
+    of_size(monkeypatch, 4, 33)
+    given = [*ROWS[name].arguments(5, dtype=torch.float64).values()]
+    there = [t.to(DEVICE) for t in given]
+    expected = called(ROWS[name].function, given)
+    limit = 1e-13 if name in ("hc_pre", "hc_post") else 1e-12
+    for found, t in zip(called(ROWS[name].function, there), expected, strict=True):
+        torch.testing.assert_close(found.cpu(), t, rtol=limit, atol=limit)
+    if name in ("hc_pre", "hc_post", "hc_mixes, merged"):
+        with pytest.raises(NotImplementedError, match="the kernels compute in float32"):
+            ROWS[name].function(*there, implementation="helion")
+
+
+@pytest.mark.parametrize("name", [*PARTS, "hc_site"])
+def test_autocast_changes_no_bit(name, monkeypatch):
+    of_size(monkeypatch, 4, 136)
+    given = [*arguments(name, 64, **DTYPES["narrow"]).values()]
+    plain = called(ROWS[name].function, given)
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        assert_equal(called(ROWS[name].function, given), plain)
+
+
+# the sum that is a bias's gradient is another one by inductor
+@pytest.mark.parametrize("name", ["hc_pre", "hc_post, without bias"])
+def test_compiled_once_for_any_number_of_tokens(name, monkeypatch):
+    of_size(monkeypatch, 4, 128)
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
+    compiled = torch.compile(ROWS[name].function, fullgraph=True, backend=counter, dynamic=True)
+    frames = []
+    for tokens in (3, 5, 130):
+        given = [*arguments(name, tokens, **DTYPES["narrow"]).values()]
+        assert_equal(called(compiled, given), called(ROWS[name].function, given))
+        frames.append(counter.frame_count)
+    # the first compilation is begun anew where torch makes a constant of an option
+    assert frames[1:] == frames[:-1]
+
+
+@pytest.mark.parametrize("name", ["hc_mixes", "hc_site"])
+def test_two_programs_take_all_token_counts_near_a_tuned_one(name, monkeypatch):
+    """Triton compiles one for multiples of 16 and one for the rest: then a server waits for no compiler."""
+    of_size(monkeypatch, 4, 136)
+
+    def call(tokens):
+        called(ROWS[name].function, [*arguments(name, tokens, **DTYPES["narrow"]).values()])
+
+    call(300)
+    call(256)
+    with compilations() as compiled:
+        for tokens in (2, 3, 17, 64, 100, 288, 299):
+            call(tokens)
+    assert compiled == []
+
+
+@pytest.mark.parametrize("name", ["hc_pre", "hc_post"])
+def test_a_backward_takes_device_memory_for_the_gradients_alone(name, monkeypatch):
+    """A bias with a gradient would keep that of f in float32."""
+    of_size(monkeypatch, 4, 4096)
+    given = arguments(name, 256, **DTYPES["narrow"])
+    trained = [x.requires_grad_() for k, x in given.items() if k != "bias"]
+    y = ROWS[name].function(*given.values())
+    upstream = upstream_of(y)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    gradients = torch.autograd.grad([y], trained, upstream)
+    torch.cuda.synchronize()
+    needed = sum(t.nbytes for t in gradients)
+    assert torch.cuda.max_memory_allocated() - before <= 1.01 * needed + 4096
+
+
+LARGEST = 1 << 31
+
+
+@pytest.mark.parametrize("name", [*PARTS, "hc_site"])
+def test_more_than_two_to_the_31_elements(name, monkeypatch):
+    """The last tokens have the bits of a call of their own; the others, zeros, have all the same."""
+    of_size(monkeypatch, 4, 7168)
+    row, few = ROWS[name], arguments(name, 3, **DTYPES["narrow"])
+    of_tokens = [bool(dims) for dims in row.token_dims().values()]
+    entries = max(x[0].numel() for x, mine in zip(few.values(), of_tokens, strict=True) if mine)
+
+    def behind_zeros(t):
+        return torch.cat([t.new_zeros(LARGEST // entries + 5, *t.shape[1:]), t])
+
+    def results(given, make):
+        leaves = [x.requires_grad_() for x in given]
+        found = listed(row.function(*leaves))
+        return [*(y.detach() for y in found), *torch.autograd.grad(found, leaves, [*map(make, upstream)])]
+
+    upstream = upstream_of(row.function(*few.values()))
+    expected = results([x.clone() for x in few.values()], lambda g: g)
+    many = [behind_zeros(x) if mine else x for x, mine in zip(few.values(), of_tokens, strict=True)]
+    places = [True] * len(upstream) + of_tokens
+    for found, t, mine in zip(results(many, behind_zeros), expected, places, strict=True):
+        if mine:
+            assert torch.equal(found[-3:], t)
+            assert (found[:-3] == found[0]).all()
+        else:
+            # zeros add nothing to a sum, in whatever order
+            torch.testing.assert_close(found, t, rtol=1e-5, atol=1e-5 * float(t.abs().max()))

@@ -1,0 +1,51 @@
+"""Arguments that are no tensors of numbers beside the others, and implementations that do not fit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from contract import COMPOSED, PARTS, ROWS
+
+
+def nested(x):
+    return torch.nested.nested_tensor([x[:1], x], layout=torch.jagged)
+
+
+KINDS = {
+    "a list": (lambda x: [1.0], TypeError, r"is a list; pass a torch\.Tensor of shape \("),
+    "None": (lambda x: None, TypeError, r"is a NoneType; pass a torch\.Tensor of shape \("),
+    "integers": (torch.Tensor.long, TypeError, r"has dtype torch\.int64; accepted are torch\.float32"),
+    "flags": (torch.Tensor.bool, TypeError, r"has dtype torch\.bool; accepted are torch\.float32"),
+    "complex": (torch.Tensor.cfloat, TypeError, r"has dtype torch\.complex64; accepted are torch\.float32"),
+    "sparse": (torch.Tensor.to_sparse, TypeError, r"has layout torch\.sparse_coo.*\.to_dense\(\)"),
+    "nested": (nested, TypeError, r"is a nested tensor.*\.unbind\(\)"),
+    "elsewhere": (lambda x: x.to("meta"), ValueError, "is on meta, .* on cpu; move one"),
+}
+OPTIONAL = "bias", "comb", "norm_weight", "y_norm_weight", "z", "pre_next"
+"""None is a value of these."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "name", [name for name in (*PARTS, *COMPOSED) if "attention" not in name and "reduced" not in name]
+)
+def test_refused_by_name(name, kind):
+    make, error, said = KINDS[kind]
+    given = ROWS[name].arguments()
+    for place, argument in enumerate(given):
+        if kind == "None" and argument in OPTIONAL:
+            continue
+        # the others are compared with the first one
+        if kind == "elsewhere" and place == 0:
+            continue
+        with pytest.raises(error, match=f"^{argument} {said}"):
+            ROWS[name].function(*{**given, argument: make(given[argument])}.values())
+
+
+@pytest.mark.parametrize("name", ["hc_mixes", "hc_split_sinkhorn", "hc_pre", "hc_post", "hc_head", "hc_site"])
+def test_implementations(name):
+    given = ROWS[name].arguments().values()
+    with pytest.raises(ValueError, match="implementation is 'cuda'; use one of 'auto'"):
+        ROWS[name].function(*given, implementation="cuda")
+    with pytest.raises(NotImplementedError, match="is on cpu; use implementation='auto'"):
+        ROWS[name].function(*given, implementation="helion")

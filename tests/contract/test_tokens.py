@@ -1,0 +1,122 @@
+"""A token's bits are its own: no tokens around it, no run and no neighbour that is not finite change them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from autograd_calls import assert_equal
+from contract import DTYPES, ROWS, listed, of_size, upstream_of
+
+ON_CPU = {
+    "hc_split_sinkhorn": [(1, 1), (3, 1), (4, 1), (8, 1), (16, 1)],
+    "hc_split_sinkhorn, reduced": [(4, 1)],
+    "hc_mixes": [(1, 37, 3), (3, 33, 15), (4, 24, 24), (4, 1024, 24), (5, 7, 35), (16, 33, 288), (4, 33, 1),
+                 (2, 512, 4)],
+    "hc_mixes, prenorm": [(4, 12, 24)],
+    "hc_pre": [(1, 4096), (4, 67), (4, 7168), (16, 130)],
+    "hc_pre, norm": [(4, 70)],
+    "hc_post": [(1, 4096), (4, 67), (4, 2048), (16, 130)],
+    "hc_post, without bias": [(4, 67)],
+    "hc_coeffs": [(4, 12)],
+    "hc_head": [(3, 12), (4, 12)],
+    "hc_site": [(3, 12), (4, 12)],
+    "hc_boundary": [(4, 12)],
+    "hc_boundary, norm": [(4, 12)],
+}  # fmt: skip
+"""Streams, columns, and rows of fn where they are not those of a site."""
+ON_GPU = {
+    "hc_split_sinkhorn": [(3, 1), (4, 1), (8, 1)],
+    "hc_split_sinkhorn, reduced": [(3, 1), (4, 1)],
+    "hc_mixes": [(4, 67, 24), (4, 1024, 24)],
+    # in tf32
+    "hc_mixes, merged": [(4, 67, 24), (4, 1024, 24)],
+    "hc_pre": [(1, 4096), (3, 67), (4, 7168), (8, 130), (16, 520)],
+    "hc_pre, norm": [(4, 4096), (3, 65), (16, 520), (4, 7168)],
+    "hc_post": [(1, 4096), (3, 67), (4, 7168), (8, 130), (9, 72), (16, 520)],
+    "hc_site": [(4, 67), (4, 1024)],
+}
+HALF = {"half": {"streams": torch.float16}}
+LARGE = 3 * 4096
+"""Entries of a token of which fewer tokens are drawn."""
+
+
+def problem(name, size, device, tokens, monkeypatch, **dtypes):
+    """The row of a name at a size of streams, its arguments, and upstream gradients."""
+    of_size(monkeypatch, *size)
+    row = ROWS[name]
+    given = {k: x.to(device) for k, x in row.arguments(tokens, **dtypes).items()}
+    return row, given, upstream_of(row.function(*given.values()))
+
+
+def results(function, given, upstream):
+    """Values, and the gradient of each argument."""
+    leaves = [x.detach().requires_grad_() for x in given.values()]
+    found = listed(function(*leaves))
+    return [*(y.detach() for y in found), *torch.autograd.grad(found, leaves, upstream)]
+
+
+def of_tokens(row, found):
+    """The dimension of the tokens in each of `results`; None for the gradient of a parameter."""
+    dims = [where[0] if where else None for where in row.token_dims().values()]
+    return [0] * (len(found) - len(dims)) + dims
+
+
+def taken(t, dim, part):
+    return t if dim is None else t[(slice(None),) * dim + (part,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "dtype", "device"),
+    [
+        pytest.param(name, size, dtype, device, marks=marks)
+        for device, marks, table, last in (
+            ("cpu", (), ON_CPU, "float64"), ("cuda", pytest.mark.gpu, ON_GPU, "half"),
+        )
+        for name, sizes in table.items()
+        for size in sizes
+        for dtype in ("float32", "narrow", last)
+        if "reduced" not in name or dtype == "float32"
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_tokens_around_and_the_run_change_no_bit(name, size, dtype, device, monkeypatch):
+    tokens = 515 if device == "cuda" else 90 if size[0] * size[1] > LARGE else 300
+    row, given, upstream = problem(name, size, device, tokens, monkeypatch, **(DTYPES | HALF)[dtype])
+    whole = results(row.function, given, upstream)
+    assert_equal(results(row.function, given, upstream), whole)
+    alone = range(0, tokens, 13 if device == "cpu" else tokens - 1)
+    parts = slice(0, 9), slice(2, tokens), slice(3, 70), slice(0, 32), slice(1, tokens, 2)
+    for part in (*(slice(k, k + 1) for k in alone), *parts):
+        some = {k: taken(x, d[0] if d else None, part) for (k, x), d in
+                zip(given.items(), row.token_dims().values(), strict=True)}  # fmt: skip
+        found = results(row.function, some, [g[part] for g in upstream])
+        for t, t_of_all, dim in zip(found, whole, of_tokens(row, whole), strict=True):
+            assert dim is None or torch.equal(t, taken(t_of_all, dim, part)), part
+    with torch.no_grad():
+        assert_equal(listed(row.function(*some.values())), found[: len(upstream)])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ON_CPU)
+def test_a_token_that_is_not_finite_stays_one(name, poison, device, monkeypatch):
+    """What is not finite of it is that of the specification, whichever argument is not."""
+    bad, others = 40, torch.arange(70, device=device) != 40
+    row, given, upstream = problem(name, (4, 24, 24), device, 70, monkeypatch)
+    clean = results(row.function, given, upstream)
+    for argument, dims in row.token_dims().items():
+        if not dims:
+            continue
+        spoilt = {**given, argument: given[argument].clone()}
+        token = spoilt[argument].select(dims[0], bad)
+        token[(-1,) * token.dim()] = poison
+        found = results(row.function, spoilt, upstream)
+        wide = {k: x.cpu().double() for k, x in spoilt.items()}
+        exact = results(row.specification, wide, [g.cpu().double() for g in upstream])
+        for k, (t, before, dim) in enumerate(zip(found, clean, of_tokens(row, found), strict=True)):
+            if device == "cpu" or k < len(upstream):
+                assert torch.equal(t.cpu().isfinite(), exact[k].isfinite()), (argument, k)
+            if dim is not None:
+                assert torch.equal(taken(t, dim, others), taken(before, dim, others)), (argument, k)
