@@ -5,16 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from autograd_calls import randn
-from contract import (
-    DTYPES,
-    assert_same,
-    called,
-    each_dtype,
-    each_of_pytorch,
-    each_row,
-    listed,
-    upstream_of,
-)
+from contract import DTYPES, assert_same, called, each_dtype, each_of_pytorch, each_row, listed, upstream_of
 from torch.utils._pytree import tree_leaves
 
 SIZE = 3
@@ -147,10 +138,7 @@ def scalar(row, upstream):
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["sinkhorn", "attention, gk", "hc_split_sinkhorn, reduced"],
-)
+@pytest.mark.parametrize("name", ["sinkhorn", "attention, gk", "hc_split_sinkhorn, reduced"])
 def test_compiled_transforms(name, row):
     """grad, vmap of grad and grad of vmap, of the first argument, in one graph."""
     x, *rest = row.arguments(2, 5).values()

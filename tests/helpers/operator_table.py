@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -91,6 +91,36 @@ def gradients(
     return {name: x.grad for name, x in leaves.items()}
 
 
+def _row(function, shapes, streams, made=lambda run: run, **options):
+    """A row whose specification has the function's name; both are called with the options, as `made` says."""
+    name = function.__name__
+    runs = (partial(run, **options) if options else run for run in (function, getattr(reference, name)))
+    return Row(*map(made, runs), shapes, name, streams)
+
+
+def _of(*names):
+    """Shapes of arguments that mean the same in every operator of streams."""
+
+    def shapes(*lead):
+        every = {
+            "f": (*lead, C), "x": (*lead, N, C), "pre": (*lead, N), "post": (*lead, N), "comb": (*lead, N, N),
+            "bias": (C,), "pre_next": (*lead, N), "mixes": (*lead, ROWS), "partials": (2, *lead, ROWS),
+            "squares": (2, *lead), "fn": (ROWS, N * C), "scale": (3,), "base": (ROWS,),
+            "norm_weight": (N * C,), "y_norm_weight": (C,),
+        }  # fmt: skip
+        return {name: every[name] for name in names}
+
+    return shapes
+
+
+def _merged(shapes):
+    return lambda *lead: {**shapes(*lead), "x": (*lead, N * C)}
+
+
+def _few_rows(shapes):
+    return lambda *lead: {**shapes(*lead), "fn": (5, N * C)}
+
+
 def _matrices(*lead):
     return {"logits": (*lead, 3, 3)}
 
@@ -109,8 +139,7 @@ def _attention(*gates):
         }  # fmt: skip
         return {name: every[name] for name in names}
 
-    functions = of(recurrent_linear_attention), of(reference.recurrent_linear_attention)
-    return Row(*functions, shapes, "recurrent_linear_attention", names[:-1])
+    return _row(recurrent_linear_attention, shapes, names[:-1], of)
 
 
 def _products(*lead):
@@ -121,12 +150,8 @@ def _without_z(*lead):
     return {name: _products(*lead)[name] for name in "xy"}
 
 
-def _split(run, *constants, **options):
-    return lambda mixes, scale, base: run(mixes, scale, base, N, 3, *constants, **options)
-
-
-def _split_shapes(*lead):
-    return {"mixes": (*lead, ROWS), "scale": (3,), "base": (ROWS,)}
+def _split(run):
+    return lambda mixes, scale, base: run(mixes, scale, base, N, 3)
 
 
 def _reduced(run):
@@ -134,10 +159,6 @@ def _reduced(run):
         return run(partials, scale, base, N, 3, reduce=Reduce(squares.square(), N * C))
 
     return of
-
-
-def _reduced_shapes(*lead):
-    return {"partials": (2, *lead, ROWS), "squares": (2, *lead), "scale": (3,), "base": (ROWS,)}
 
 
 def _mixes(run):
@@ -148,24 +169,8 @@ def _prenorm(run):
     return lambda x, fn, norm_weight: tuple(run(x, fn, norm_weight=norm_weight, prenorm=True))
 
 
-def _mixes_shapes(*lead):
-    return {"x": (*lead, N, C), "fn": (5, N * C), "norm_weight": (N * C,)}
-
-
-def _merged_shapes(*lead):
-    return {"x": (*lead, N * C), "fn": (5, N * C)}
-
-
 def _pre(run):
     return lambda x, pre, y_norm_weight: run(x, pre, y_norm_weight=y_norm_weight, y_norm_eps=0.1)
-
-
-def _pre_shapes(*lead):
-    return {"x": (*lead, N, C), "pre": (*lead, N)}
-
-
-def _normed_shapes(*lead):
-    return {**_pre_shapes(*lead), "y_norm_weight": (C,)}
 
 
 def _site(run):
@@ -173,15 +178,6 @@ def _site(run):
         return tuple(run(x, fn, scale, base, 3, norm_weight=norm_weight, y_norm_weight=y_norm_weight))
 
     return of
-
-
-def _site_shapes(*lead):
-    parameters = {"fn": (ROWS, N * C), "scale": (3,), "base": (ROWS,), "norm_weight": (N * C,)}
-    return {"x": (*lead, N, C), **parameters}
-
-
-def _normed_site_shapes(*lead):
-    return {**_site_shapes(*lead), "y_norm_weight": (C,)}
 
 
 def _boundary(run):
@@ -200,91 +196,55 @@ def _normed_boundary(run):
     return of
 
 
-def _update_shapes(*lead):
-    return {
-        "f": (*lead, C), "x": (*lead, N, C), "post": (*lead, N), "comb": (*lead, N, N), "bias": (C,)
-    }  # fmt: skip
-
-
-def _without_bias(*lead):
-    return {name: shape for name, shape in _update_shapes(*lead).items() if name != "bias"}
-
-
-def _boundary_shapes(*lead):
-    site = {name: _site_shapes(*lead)[name] for name in ("fn", "scale", "base")}
-    return {**_update_shapes(*lead), "pre_next": (*lead, N), **site}
-
-
-def _normed_boundary_shapes(*lead):
-    shapes = {**_boundary_shapes(*lead), "y_norm_weight": (C,)}
-    return {name: shape for name, shape in shapes.items() if name != "pre_next"}
-
-
-SPLIT = "hc_split_sinkhorn"
-MATRICES = _matrices, "sinkhorn", ("logits",)
-PRODUCTS = "dot_compress", ("x", "y", "z")
-SITE = _site(hc_site), _site(reference.hc_site), _site_shapes, "hc_site", ("x",)
-BOUNDARY = (
-    _boundary(hc_boundary),
-    _boundary(reference.hc_boundary),
-    _boundary_shapes,
-    "hc_boundary",
-    ("f", "x"),
-)
-NORMED_SITE = *SITE[:2], _normed_site_shapes, *SITE[3:]
-NORMED_BOUNDARY = (
-    _normed_boundary(hc_boundary),
-    _normed_boundary(reference.hc_boundary),
-    _normed_boundary_shapes,
-    *BOUNDARY[3:],
+MATRIX, STREAM, UPDATED = ("logits",), ("x",), ("f", "x")
+SPLIT_SHAPES = _of("mixes", "scale", "base")
+MIXES_SHAPES = _few_rows(_of("x", "fn", "norm_weight"))
+UPDATE = "f", "x", "post", "comb", "bias"
+AT_SITE = "x", "fn", "scale", "base", "norm_weight"
+BOUNDARY_SHAPES = _of(*UPDATE, "pre_next", "fn", "scale", "base")
+SITE = _row(hc_site, _of(*AT_SITE), STREAM, _site)
+NORMED_SITE = _row(hc_site, _of(*AT_SITE, "y_norm_weight"), STREAM, _site)
+BOUNDARY = _row(hc_boundary, BOUNDARY_SHAPES, UPDATED, _boundary)
+NORMED_BOUNDARY = _row(
+    hc_boundary, _of(*UPDATE, "fn", "scale", "base", "y_norm_weight"), UPDATED, _normed_boundary
 )
 OPERATORS = {
-    "sinkhorn": Row(sinkhorn, reference.sinkhorn, *MATRICES),
+    "sinkhorn": _row(sinkhorn, _matrices, MATRIX),
     # after so many iterations the exact gradient equals the gradient of the fixed point
     "sinkhorn, implicit": Row(
-        lambda x: sinkhorn(x, 60, backward="implicit"), lambda x: reference.sinkhorn(x, 60), *MATRICES
+        lambda x: sinkhorn(x, 60, backward="implicit"), lambda x: reference.sinkhorn(x, 60), _matrices,
+        "sinkhorn", MATRIX,
     ),
     "FusedMHC": Row(
-        nn.FusedMHC(5), lambda x: reference.sinkhorn(x, 5, eps=0.0, form="log"), *MATRICES
+        nn.FusedMHC(5), lambda x: reference.sinkhorn(x, 5, eps=0.0, form="log"), _matrices, "sinkhorn", MATRIX
     ),
-    "dot_compress": Row(dot_compress, reference.dot_compress, _products, *PRODUCTS),
+    "dot_compress": _row(dot_compress, _products, ("x", "y", "z")),
     "attention": _attention(),
     **{f"attention, {gate}": _attention(gate) for gate in GATES},
     "attention, all gates": _attention(*GATES),
-    SPLIT: Row(
-        _split(hc_split_sinkhorn), _split(reference.hc_split_sinkhorn), _split_shapes, SPLIT, ("mixes",)
+    "hc_split_sinkhorn": _row(hc_split_sinkhorn, SPLIT_SHAPES, ("mixes",), _split),
+    "hc_split_sinkhorn, reduced": _row(
+        hc_split_sinkhorn, _of("partials", "squares", "scale", "base"), ("scale", "base"), _reduced
     ),
-    "hc_split_sinkhorn, reduced": Row(
-        _reduced(hc_split_sinkhorn), _reduced(reference.hc_split_sinkhorn), _reduced_shapes, SPLIT,
-        ("scale", "base"),
-    ),
-    "hc_mixes": Row(_mixes(hc_mixes), _mixes(reference.hc_mixes), _mixes_shapes, "hc_mixes", ("x",)),
-    "hc_pre": Row(hc_pre, reference.hc_pre, _pre_shapes, "hc_pre", ("x",)),
-    "hc_pre, norm": Row(_pre(hc_pre), _pre(reference.hc_pre), _normed_shapes, "hc_pre", ("x",)),
-    "hc_post": Row(hc_post, reference.hc_post, _update_shapes, "hc_post", ("f", "x")),
-    "hc_site": Row(*SITE),
-    "hc_site, kernels": Row(*SITE, kernels=True),
-    "hc_boundary": Row(*BOUNDARY),
-    "hc_boundary, kernels": Row(*BOUNDARY, kernels=True),
-    "hc_site, norm": Row(*NORMED_SITE),
-    "hc_site, norm, kernels": Row(*NORMED_SITE, kernels=True),
-    "hc_boundary, norm": Row(*NORMED_BOUNDARY),
-    "hc_boundary, norm, kernels": Row(*NORMED_BOUNDARY, kernels=True),
-    "hc_site, log form": Row(
-        _site(partial(hc_site, form="log")), _site(partial(reference.hc_site, form="log")), *SITE[2:]
-    ),
-    "hc_boundary, log form": Row(
-        _boundary(partial(hc_boundary, form="log")), _boundary(partial(reference.hc_boundary, form="log")),
-        *BOUNDARY[2:],
-    ),
+    "hc_mixes": _row(hc_mixes, MIXES_SHAPES, STREAM, _mixes),
+    "hc_pre": _row(hc_pre, _of("x", "pre"), STREAM),
+    "hc_pre, norm": _row(hc_pre, _of("x", "pre", "y_norm_weight"), STREAM, _pre),
+    "hc_post": _row(hc_post, _of(*UPDATE), UPDATED),
+    "hc_site": SITE,
+    "hc_site, kernels": replace(SITE, kernels=True),
+    "hc_boundary": BOUNDARY,
+    "hc_boundary, kernels": replace(BOUNDARY, kernels=True),
+    "hc_site, norm": NORMED_SITE,
+    "hc_site, norm, kernels": replace(NORMED_SITE, kernels=True),
+    "hc_boundary, norm": NORMED_BOUNDARY,
+    "hc_boundary, norm, kernels": replace(NORMED_BOUNDARY, kernels=True),
+    "hc_site, log form": _row(hc_site, _of(*AT_SITE), STREAM, _site, form="log"),
+    "hc_boundary, log form": _row(hc_boundary, BOUNDARY_SHAPES, UPDATED, _boundary, form="log"),
 }  # fmt: skip
 
 
 def _of_rows(run):
     return lambda logits, rows: run(logits, 3, form="log", temperature=0.5, log_row_marginals=rows)
-
-
-_log = {"n_iters": 7, "form": "log", "first": "cols"}
 
 
 def _apart(run):
@@ -296,49 +256,35 @@ def _joined_update(f, x, post, comb, bias):
     return reference.hc_post(f, x.unflatten(-1, (N, C)), post, comb, bias).flatten(-2)
 
 
-def _merged(shapes):
-    def of(*lead):
-        return {**shapes(*lead), "x": (*lead, N * C)}
-
-    return of
-
-
-_others = {"post_mult": 1.5, "pre_eps": 1e-2, "post_eps": 1e-3, "comb_order": "oi"}
-_outputs_first = {"comb_order": "oi"}
+_log = {"n_iters": 7, "form": "log", "first": "cols"}
+_others = {"eps": 0.0, "post_mult": 1.5, "pre_eps": 1e-2, "post_eps": 1e-3, "comb_order": "oi"}
 _of_norm = {"norm_eps": 0.1, "eps_outside": True}
 VARIANTS = {
     "sinkhorn, log": Row(
         partial(sinkhorn, **_log, out_dtype=torch.float64), partial(reference.sinkhorn, **_log),
-        lambda *lead: {"logits": (*lead, 4, 5)}, "sinkhorn", ("logits",),
+        lambda *lead: {"logits": (*lead, 4, 5)}, "sinkhorn", MATRIX,
     ),
-    "sinkhorn, marginals": Row(
-        _of_rows(sinkhorn), _of_rows(reference.sinkhorn),
-        lambda *lead: {"logits": (*lead, 4, 5), "rows": (*lead, 4)}, "sinkhorn", ("logits",),
+    "sinkhorn, marginals": _row(
+        sinkhorn, lambda *lead: {"logits": (*lead, 4, 5), "rows": (*lead, 4)}, MATRIX, _of_rows
     ),
     "dot_compress, without z": Row(
         partial(dot_compress, precise_intermediate=True), reference.dot_compress, _without_z, "dot_compress",
         ("x", "y"),
     ),
-    "hc_split_sinkhorn, others": Row(
-        _split(hc_split_sinkhorn, 0.0, **_others), _split(reference.hc_split_sinkhorn, 0.0, **_others),
-        _split_shapes, SPLIT, ("mixes", "base"),
+    "hc_split_sinkhorn, others": _row(
+        hc_split_sinkhorn, SPLIT_SHAPES, ("mixes", "base"), _split, **_others
     ),
     "hc_mixes, merged": Row(
         partial(hc_mixes, precision="tf32", **_of_norm), partial(reference.hc_mixes, **_of_norm),
-        _merged_shapes, "hc_mixes", ("x", "fn"),
+        _merged(_few_rows(_of("x", "fn"))), "hc_mixes", ("x", "fn"),
     ),
-    "hc_mixes, prenorm": Row(
-        _prenorm(hc_mixes), _prenorm(reference.hc_mixes), _mixes_shapes, "hc_mixes", ("x",),
-    ),
+    "hc_mixes, prenorm": _row(hc_mixes, MIXES_SHAPES, STREAM, _prenorm),
     "hc_pre, merged": Row(
-        partial(hc_pre, merged=True), _apart(reference.hc_pre), _merged(_pre_shapes), "hc_pre", ("x",)
+        partial(hc_pre, merged=True), _apart(reference.hc_pre), _merged(_of("x", "pre")), "hc_pre", STREAM
     ),
     "hc_post, merged": Row(
-        partial(hc_post, merged=True), _joined_update, _merged(_update_shapes), "hc_post", ("f", "x")
+        partial(hc_post, merged=True), _joined_update, _merged(_of(*UPDATE)), "hc_post", UPDATED
     ),
-    "hc_post, without bias": Row(
-        partial(hc_post, **_outputs_first), partial(reference.hc_post, **_outputs_first),
-        _without_bias, "hc_post", ("x", "post"),
-    ),
+    "hc_post, without bias": _row(hc_post, _of(*UPDATE[:-1]), ("x", "post"), comb_order="oi"),
 }  # fmt: skip
 """Calls with other options than those of OPERATORS."""
