@@ -10,20 +10,8 @@ from typing import Any
 import torch
 from autograd_calls import randn
 
-from helion_sinkhorn import (
-    Reduce,
-    dot_compress,
-    hc_boundary,
-    hc_mixes,
-    hc_post,
-    hc_pre,
-    hc_site,
-    hc_split_sinkhorn,
-    nn,
-    recurrent_linear_attention,
-    reference,
-    sinkhorn,
-)
+import helion_sinkhorn as hs
+from helion_sinkhorn import reference
 
 N, C = 2, 3
 ROWS = N * N + 2 * N
@@ -91,10 +79,10 @@ def gradients(
     return {name: x.grad for name, x in leaves.items()}
 
 
-def _row(function, shapes, streams, made=lambda run: run, **options):
-    """A row whose specification has the function's name; both are called with the options, as `made` says."""
-    name = function.__name__
-    runs = (partial(run, **options) if options else run for run in (function, getattr(reference, name)))
+def _row(name, shapes, streams, made=lambda run: run, **options):
+    """A function and its specification, which has the same name, called with the options as `made` says."""
+    runs = getattr(hs, name), getattr(reference, name)
+    runs = [partial(run, **options) for run in runs] if options else runs
     return Row(*map(made, runs), shapes, name, streams)
 
 
@@ -139,7 +127,7 @@ def _attention(*gates):
         }  # fmt: skip
         return {name: every[name] for name in names}
 
-    return _row(recurrent_linear_attention, shapes, names[:-1], of)
+    return _row("recurrent_linear_attention", shapes, names[:-1], of)
 
 
 def _products(*lead):
@@ -156,7 +144,7 @@ def _split(run):
 
 def _reduced(run):
     def of(partials, squares, scale, base):
-        return run(partials, scale, base, N, 3, reduce=Reduce(squares.square(), N * C))
+        return run(partials, scale, base, N, 3, reduce=hs.Reduce(squares.square(), N * C))
 
     return of
 
@@ -202,34 +190,35 @@ MIXES_SHAPES = _few_rows(_of("x", "fn", "norm_weight"))
 UPDATE = "f", "x", "post", "comb", "bias"
 AT_SITE = "x", "fn", "scale", "base", "norm_weight"
 BOUNDARY_SHAPES = _of(*UPDATE, "pre_next", "fn", "scale", "base")
-SITE = _row(hc_site, _of(*AT_SITE), STREAM, _site)
-NORMED_SITE = _row(hc_site, _of(*AT_SITE, "y_norm_weight"), STREAM, _site)
-BOUNDARY = _row(hc_boundary, BOUNDARY_SHAPES, UPDATED, _boundary)
+SITE = _row("hc_site", _of(*AT_SITE), STREAM, _site)
+NORMED_SITE = _row("hc_site", _of(*AT_SITE, "y_norm_weight"), STREAM, _site)
+BOUNDARY = _row("hc_boundary", BOUNDARY_SHAPES, UPDATED, _boundary)
 NORMED_BOUNDARY = _row(
-    hc_boundary, _of(*UPDATE, "fn", "scale", "base", "y_norm_weight"), UPDATED, _normed_boundary
+    "hc_boundary", _of(*UPDATE, "fn", "scale", "base", "y_norm_weight"), UPDATED, _normed_boundary
 )
 OPERATORS = {
-    "sinkhorn": _row(sinkhorn, _matrices, MATRIX),
+    "sinkhorn": _row("sinkhorn", _matrices, MATRIX),
     # after so many iterations the exact gradient equals the gradient of the fixed point
     "sinkhorn, implicit": Row(
-        lambda x: sinkhorn(x, 60, backward="implicit"), lambda x: reference.sinkhorn(x, 60), _matrices,
+        lambda x: hs.sinkhorn(x, 60, backward="implicit"), lambda x: reference.sinkhorn(x, 60), _matrices,
         "sinkhorn", MATRIX,
     ),
     "FusedMHC": Row(
-        nn.FusedMHC(5), lambda x: reference.sinkhorn(x, 5, eps=0.0, form="log"), _matrices, "sinkhorn", MATRIX
+        hs.nn.FusedMHC(5), lambda x: reference.sinkhorn(x, 5, eps=0.0, form="log"), _matrices, "sinkhorn",
+        MATRIX,
     ),
-    "dot_compress": _row(dot_compress, _products, ("x", "y", "z")),
+    "dot_compress": _row("dot_compress", _products, ("x", "y", "z")),
     "attention": _attention(),
     **{f"attention, {gate}": _attention(gate) for gate in GATES},
     "attention, all gates": _attention(*GATES),
-    "hc_split_sinkhorn": _row(hc_split_sinkhorn, SPLIT_SHAPES, ("mixes",), _split),
+    "hc_split_sinkhorn": _row("hc_split_sinkhorn", SPLIT_SHAPES, ("mixes",), _split),
     "hc_split_sinkhorn, reduced": _row(
-        hc_split_sinkhorn, _of("partials", "squares", "scale", "base"), ("scale", "base"), _reduced
+        "hc_split_sinkhorn", _of("partials", "squares", "scale", "base"), ("scale", "base"), _reduced
     ),
-    "hc_mixes": _row(hc_mixes, MIXES_SHAPES, STREAM, _mixes),
-    "hc_pre": _row(hc_pre, _of("x", "pre"), STREAM),
-    "hc_pre, norm": _row(hc_pre, _of("x", "pre", "y_norm_weight"), STREAM, _pre),
-    "hc_post": _row(hc_post, _of(*UPDATE), UPDATED),
+    "hc_mixes": _row("hc_mixes", MIXES_SHAPES, STREAM, _mixes),
+    "hc_pre": _row("hc_pre", _of("x", "pre"), STREAM),
+    "hc_pre, norm": _row("hc_pre", _of("x", "pre", "y_norm_weight"), STREAM, _pre),
+    "hc_post": _row("hc_post", _of(*UPDATE), UPDATED),
     "hc_site": SITE,
     "hc_site, kernels": replace(SITE, kernels=True),
     "hc_boundary": BOUNDARY,
@@ -238,8 +227,8 @@ OPERATORS = {
     "hc_site, norm, kernels": replace(NORMED_SITE, kernels=True),
     "hc_boundary, norm": NORMED_BOUNDARY,
     "hc_boundary, norm, kernels": replace(NORMED_BOUNDARY, kernels=True),
-    "hc_site, log form": _row(hc_site, _of(*AT_SITE), STREAM, _site, form="log"),
-    "hc_boundary, log form": _row(hc_boundary, BOUNDARY_SHAPES, UPDATED, _boundary, form="log"),
+    "hc_site, log form": _row("hc_site", _of(*AT_SITE), STREAM, _site, form="log"),
+    "hc_boundary, log form": _row("hc_boundary", BOUNDARY_SHAPES, UPDATED, _boundary, form="log"),
 }  # fmt: skip
 
 
@@ -261,30 +250,30 @@ _others = {"eps": 0.0, "post_mult": 1.5, "pre_eps": 1e-2, "post_eps": 1e-3, "com
 _of_norm = {"norm_eps": 0.1, "eps_outside": True}
 VARIANTS = {
     "sinkhorn, log": Row(
-        partial(sinkhorn, **_log, out_dtype=torch.float64), partial(reference.sinkhorn, **_log),
+        partial(hs.sinkhorn, **_log, out_dtype=torch.float64), partial(reference.sinkhorn, **_log),
         lambda *lead: {"logits": (*lead, 4, 5)}, "sinkhorn", MATRIX,
     ),
     "sinkhorn, marginals": _row(
-        sinkhorn, lambda *lead: {"logits": (*lead, 4, 5), "rows": (*lead, 4)}, MATRIX, _of_rows
+        "sinkhorn", lambda *lead: {"logits": (*lead, 4, 5), "rows": (*lead, 4)}, MATRIX, _of_rows
     ),
     "dot_compress, without z": Row(
-        partial(dot_compress, precise_intermediate=True), reference.dot_compress, _without_z, "dot_compress",
-        ("x", "y"),
+        partial(hs.dot_compress, precise_intermediate=True), reference.dot_compress, _without_z,
+        "dot_compress", ("x", "y"),
     ),
     "hc_split_sinkhorn, others": _row(
-        hc_split_sinkhorn, SPLIT_SHAPES, ("mixes", "base"), _split, **_others
+        "hc_split_sinkhorn", SPLIT_SHAPES, ("mixes", "base"), _split, **_others
     ),
     "hc_mixes, merged": Row(
-        partial(hc_mixes, precision="tf32", **_of_norm), partial(reference.hc_mixes, **_of_norm),
+        partial(hs.hc_mixes, precision="tf32", **_of_norm), partial(reference.hc_mixes, **_of_norm),
         _merged(_few_rows(_of("x", "fn"))), "hc_mixes", ("x", "fn"),
     ),
-    "hc_mixes, prenorm": _row(hc_mixes, MIXES_SHAPES, STREAM, _prenorm),
+    "hc_mixes, prenorm": _row("hc_mixes", MIXES_SHAPES, STREAM, _prenorm),
     "hc_pre, merged": Row(
-        partial(hc_pre, merged=True), _apart(reference.hc_pre), _merged(_of("x", "pre")), "hc_pre", STREAM
+        partial(hs.hc_pre, merged=True), _apart(reference.hc_pre), _merged(_of("x", "pre")), "hc_pre", STREAM
     ),
     "hc_post, merged": Row(
-        partial(hc_post, merged=True), _joined_update, _merged(_of(*UPDATE)), "hc_post", UPDATED
+        partial(hs.hc_post, merged=True), _joined_update, _merged(_of(*UPDATE)), "hc_post", UPDATED
     ),
-    "hc_post, without bias": _row(hc_post, _of(*UPDATE[:-1]), ("x", "post"), comb_order="oi"),
+    "hc_post, without bias": _row("hc_post", _of(*UPDATE[:-1]), ("x", "post"), comb_order="oi"),
 }  # fmt: skip
 """Calls with other options than those of OPERATORS."""

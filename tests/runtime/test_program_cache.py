@@ -20,17 +20,7 @@ import torch
 from forked import printed
 from launches import launching_as
 
-from helion_sinkhorn import (
-    dot_compress,
-    hc_boundary,
-    hc_mixes,
-    hc_post,
-    hc_pre,
-    hc_site,
-    hc_split_sinkhorn,
-    recurrent_linear_attention,
-    sinkhorn,
-)
+import helion_sinkhorn as hs
 from helion_sinkhorn.configs import settings
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS, OPERATORS
@@ -595,24 +585,34 @@ def normal(*shape: int) -> torch.Tensor:
 
 def at_a_site(n, **norm):
     rows = n * (n + 2)
-    return hc_site(normal(64, n, 64), normal(rows, 64 * n), normal(3), normal(rows), **norm)
+    return hs.hc_site(normal(64, n, 64), normal(rows, 64 * n), normal(3), normal(rows), **norm)
 
 
 def crossed(pre_next, **norm):
     of_sites = normal(24, 256), normal(3), normal(24)
     update = normal(64, 64), normal(64, 4, 64), normal(64, 4), normal(64, 4, 4)
-    return hc_boundary(*update, pre_next, *of_sites, **norm)
+    return hs.hc_boundary(*update, pre_next, *of_sites, **norm)
+
+
+ATTENTION = "linear_attention sequences=2 steps=64 heads=2 dk=32 dv=32 dtype"
+
+
+def attended(dtype: torch.dtype) -> torch.Tensor:
+    q, k, v, gk = (normal(2, 64, 2, 32).to(dtype) for _ in range(4))
+    return hs.recurrent_linear_attention(q, k, v, gk=-gk.abs())
 
 
 CALLS = {
-    "sinkhorn n=4 m=4 eps=1e-5": lambda: sinkhorn(normal(64, 4, 4), eps=1e-5),
-    "dot_compress m=40 d=32 k=16 dtype=float32": lambda: dot_compress(normal(64, 40, 32), normal(64, 40, 16)),
-    "hc_mixes c=256 dtype=float32": lambda: hc_mixes(normal(64, 4, 256), normal(24, 1024)),
-    "hc_pre c=256 dtype=float32": lambda: hc_pre(normal(64, 4, 256), normal(64, 4)),
-    "hc_pre c=256 dtype=float32 y_norm=True": lambda: hc_pre(
+    "sinkhorn n=4 m=4 eps=1e-5": lambda: hs.sinkhorn(normal(64, 4, 4), eps=1e-5),
+    "dot_compress m=40 d=32 k=16 dtype=float32": lambda: hs.dot_compress(
+        normal(64, 40, 32), normal(64, 40, 16)
+    ),
+    "hc_mixes c=256 dtype=float32": lambda: hs.hc_mixes(normal(64, 4, 256), normal(24, 1024)),
+    "hc_pre c=256 dtype=float32": lambda: hs.hc_pre(normal(64, 4, 256), normal(64, 4)),
+    "hc_pre c=256 dtype=float32 y_norm=True": lambda: hs.hc_pre(
         normal(64, 4, 256), normal(64, 4), y_norm_weight=normal(256)
     ),
-    "hc_post c=256 dtype=float32": lambda: hc_post(
+    "hc_post c=256 dtype=float32": lambda: hs.hc_post(
         normal(64, 256), normal(64, 4, 256), normal(64, 4), normal(64, 4, 4)
     ),
     "hc_site c=64 dtype=float32": lambda: (
@@ -623,15 +623,9 @@ CALLS = {
         *torch.no_grad()(crossed)(None, y_norm_weight=normal(64)),
     ),
     "hc_site n=5 c=64 dtype=float32": lambda: (*at_a_site(5), *at_a_site(5, y_norm_weight=normal(64))),
-    "hc_split_sinkhorn n=4": lambda: hc_split_sinkhorn(normal(64, 24), normal(3), normal(24)),
-    "linear_attention sequences=2 steps=64 heads=2 dk=32 dv=32 dtype=float32": lambda: (
-        recurrent_linear_attention(*[normal(2, 64, 2, 32) for _ in range(3)], gk=-normal(2, 64, 2, 32).abs())
-    ),
-    "linear_attention sequences=2 steps=64 heads=2 dk=32 dv=32 dtype=bfloat16": lambda: (
-        recurrent_linear_attention(
-            *[normal(2, 64, 2, 32).bfloat16() for _ in range(3)], gk=-normal(2, 64, 2, 32).abs().bfloat16()
-        )
-    ),
+    "hc_split_sinkhorn n=4": lambda: hs.hc_split_sinkhorn(normal(64, 24), normal(3), normal(24)),
+    f"{ATTENTION}=float32": lambda: attended(torch.float32),
+    f"{ATTENTION}=bfloat16": lambda: attended(torch.bfloat16),
 }
 
 

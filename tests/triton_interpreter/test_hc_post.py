@@ -30,7 +30,7 @@ def choice(kernel):
 def test_values_and_gradients(n, c, dtype, order):
     inputs = *given, grad = post_inputs(TOKENS, n=n, c=c, dtype=dtype, has_bias=n > 3)
     out = launch.forward(*given, order, choice(launch.FORWARD))
-    gradients = launch.backward(grad, *given, order, choice(launch.BACKWARD))
+    gradients = launch.backward(grad, *given, order, choice=choice(launch.BACKWARD))
     errors = post_errors({"out": out, **dict(zip(GRADIENTS, gradients, strict=True))}, *inputs, order)
     assert max(errors.values()) <= 1, errors
 
@@ -47,7 +47,7 @@ def test_new_streams_over_the_old():
 @pytest.mark.parametrize("n", [9, 16])
 def test_gradients_of_programs_that_share_a_token(n):
     inputs = *given, grad = post_inputs(3, n=n, c=20, dtype=torch.bfloat16)
-    found = launch.backward(grad, *given, "io", choice(launch.BACKWARD))
+    found = launch.backward(grad, *given, "io", choice=choice(launch.BACKWARD))
     errors = post_errors(dict(zip(GRADIENTS, found, strict=True)), *inputs)
     assert max(errors.values()) <= 1, errors
 

@@ -31,7 +31,7 @@ CALLS = [(n, torch.float32) for n in (1, 3, 4)] + [(4, torch.bfloat16), (5, torc
 def test_values_and_gradients(n, dtype):
     inputs = x, pre, dy = pre_inputs(TOKENS, n=n, c=COLUMNS, dtype=dtype)
     y = launch.forward(x, pre, choice(launch.FORWARD))
-    dx, dpre = launch.backward(dy, x, pre, choice(launch.BACKWARD))
+    dx, dpre = launch.backward(dy, x, pre, choice=choice(launch.BACKWARD))
     errors = pre_errors({"y": y, "dx": dx, "dpre": dpre}, *inputs)
     assert max(errors.values()) <= 1, errors
 
