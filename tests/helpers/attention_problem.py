@@ -10,9 +10,18 @@ SCALE = 0.3
 
 
 def problem(
-    batch, steps, heads, dk, dv, gates="gk", strength=1.0, states=True, dtype=torch.float32, seed=0,
+    batch,
+    steps,
+    heads,
+    dk,
+    dv,
+    gates="gk",
+    strength=1.0,
+    states=True,
+    dtype=torch.float32,
+    seed=0,
     reverse=False,
-):  # fmt: skip
+):
     """A case with gates as of a sigmoid, `strength` times."""
     generator = torch.Generator().manual_seed(seed)
 
