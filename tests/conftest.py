@@ -6,8 +6,11 @@ import functools
 import gc
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -120,3 +123,34 @@ def fresh_caches():
     forget()
     yield
     forget()
+
+
+@pytest.fixture(scope="session")
+def without_torch(tmp_path_factory):
+    """A Python command without torch: (words, its folder, folders to import from) -> how it ended."""
+    stub = tmp_path_factory.mktemp("without_torch")
+    (stub / "torch.py").write_text("raise SystemExit('torch was imported')\n")
+
+    def command(*words: str, cwd: Path, path: Sequence[Path]) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (stub, *path)))}
+        return subprocess.run(
+            [sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True
+        )
+
+    return command
+
+
+@pytest.fixture
+def refused(capsys):
+    """What a command of the package says of words that it does not take: words -> the error, alone."""
+
+    def command(*words: str) -> str:
+        from helion_sinkhorn.__main__ import main
+
+        with pytest.raises(SystemExit) as end:
+            main([*words])
+        said = capsys.readouterr()
+        assert (end.value.code, said.out) == (2, "")
+        return said.err
+
+    return command

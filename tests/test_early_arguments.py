@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -44,19 +41,9 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def without_torch(tmp_path_factory):
-    """An environment in which importing torch fails."""
-    folder = tmp_path_factory.mktemp("stub")
-    (folder / "torch.py").write_text("raise SystemExit('torch was imported')\n")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
-
-
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_typo_is_said_before_torch_is_imported(words, without_torch):
-    done = subprocess.run(
-        [sys.executable, *words.split()], cwd=ROOT, env=without_torch, capture_output=True, text=True
-    )
+    done = without_torch(*words.split(), cwd=ROOT, path=[ROOT])
     assert "torch was imported" not in done.stderr
     assert done.returncode == 2, done.stderr
     assert words.split()[-1] in done.stderr
@@ -68,8 +55,7 @@ def test_an_import_of_the_package_takes_torch(without_torch):
         "import helion_sinkhorn",
         "import runpy; runpy.run_module('helion_sinkhorn.lab.tuning.child')",
     ):
-        done = subprocess.run([sys.executable, "-c", code], env=without_torch, capture_output=True, text=True)
-        assert "torch was imported" in done.stderr
+        assert "torch was imported" in without_torch("-c", code, cwd=ROOT, path=[ROOT]).stderr
 
 
 def test_names_known_before_torch_are_those_of_the_tables():

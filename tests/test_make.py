@@ -16,9 +16,13 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
 
-def made(*words: str) -> str:
+def make(*words: str) -> subprocess.CompletedProcess[str]:
     command = ["make", "--no-print-directory", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def made(*words: str) -> str:
+    done = make(*words)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -55,8 +59,7 @@ def test_what_names_the_command_of_a_target(words, command):
 
 @pytest.mark.parametrize(("target", "known"), [("machine", "programs terms versions"), ("study", "backward")])
 def test_another_what_is_refused_with_those_there_are(target, known):
-    command = ["make", "-Bn", target, "WHAT=nothing"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = make("-Bn", target, "WHAT=nothing")
     assert done.returncode == 2
     assert "nothing" in done.stderr
     assert known in done.stderr
@@ -74,8 +77,7 @@ def test_what_offline_means_is_said():
 
 @pytest.mark.parametrize("words", [[], ["DEVICE=h2"]])
 def test_tune_names_the_devices_before_it_builds_an_environment(words):
-    command = ["make", "--no-print-directory", "-Bn", "tune", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = make("-Bn", "tune", *words)
     assert done.returncode == 2
     assert not done.stdout
     assert f"one of: {' '.join(DEVICES)}." in done.stderr

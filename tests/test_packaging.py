@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from forked import python
+from forked import printed
 from shared import once
 
 import helion_sinkhorn
@@ -41,13 +41,6 @@ bootstrap, address, hub = load("bootstrap"), load("address"), load("hub")
 def output(command, **options) -> str:
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False, **options)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def printed(code: str, **options) -> str:
-    """What a program prints in a process that has imported torch alone."""
-    done = python("-c", code, **options)
-    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -88,7 +81,7 @@ except ValueError as error:
 import helion_sinkhorn.lab.operators
 print(sorted({"helion", "torch._dynamo", "torch._inductor"} & set(sys.modules)))
 """
-    assert printed(code).split() == ["[]", "False", "ValueError", "[]"]
+    assert printed("-c", code).split() == ["[]", "False", "ValueError", "[]"]
 
 
 def test_wheel_holds_the_package_and_the_tuning_cache(wheel):
@@ -172,7 +165,7 @@ print(store.folders()[-1])
 """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HELION_SINKHORN_")}
     environment["PYTHONPATH"] = str(site)
-    module, cache = printed(code, cwd=tmp_path, env=environment).split("\n")[:2]
+    module, cache = printed("-c", code, cwd=tmp_path, env=environment).split("\n")[:2]
     assert Path(module) == site / "helion_sinkhorn" / "__init__.py"
     assert Path(cache) == site / "helion_sinkhorn" / "tuning_cache"
     assert files_under(Path(cache)) == files_under(ROOT / "tuning_cache")
@@ -190,7 +183,7 @@ sys.modules[name] = module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 print(module.helion_sinkhorn.__file__, module.sinkhorn(torch.zeros(4, 4)).sum().item(), *vars(module))
 """
-    file, total, *names = printed(code, cwd=tmp_path).split()
+    file, total, *names = printed("-c", code, cwd=tmp_path).split()
     assert Path(file) == place / "helion_sinkhorn" / "__init__.py"
     assert abs(float(total) - 4) < 1e-4
     assert {"hc_site", "layers", "nn"} <= set(names)

@@ -9,9 +9,9 @@ import io
 import re
 from pathlib import Path
 
+import forked
 import pytest
 import torch
-from forked import python
 
 import helion_sinkhorn
 
@@ -119,9 +119,7 @@ def test_examples_run_as_pasted_and_print_what_their_comments_say(name, monkeypa
     example = EXAMPLES[name]
     if "transformers" in example:
         # a model of 43 layers in a process that has run thousands of tests has ended that process
-        done = python("-c", example)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines() == said(example)
+        assert forked.printed("-c", example).splitlines() == said(example)
     else:
         assert printed(example, name) == said(example)
 
@@ -198,13 +196,16 @@ def test_the_site_has_every_page():
     assert named == sorted(p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md"))
 
 
+PUBLIC = {n: getattr(helion_sinkhorn, n) for n in helion_sinkhorn.__all__ if n not in ("nn", "reference")}
+PUBLIC |= {n: c for n, c in vars(helion_sinkhorn.nn).items() if n[0].isupper()}
+
+
 def test_the_reference_has_every_public_name():
     listed = re.findall(
         r"^::: helion_sinkhorn\.(?:nn\.)?(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.M
     )
     assert len(listed) == len(set(listed))
-    public = {*helion_sinkhorn.__all__, *(n for n in vars(helion_sinkhorn.nn) if n[0].isupper())}
-    assert public - {"nn", "reference"} <= set(listed)
+    assert PUBLIC.keys() <= set(listed)
     modules = re.findall(r"^::: (helion_sinkhorn\.(?:integrations|mhc)[\w.]*)\.(\w+)$",
                          (ROOT / "docs" / "api.md").read_text(), re.M)  # fmt: skip
     for module, name in modules:
@@ -213,13 +214,9 @@ def test_the_reference_has_every_public_name():
 
 
 def test_the_iteration_count_has_the_names_that_the_page_lists():
-    callables = {
-        n: getattr(helion_sinkhorn, n) for n in helion_sinkhorn.__all__ if n not in ("nn", "reference")
-    }
-    callables |= {n: c for n, c in vars(helion_sinkhorn.nn).items() if n[0].isupper()}
     found = {
         (name, parameter)
-        for name, c in callables.items()
+        for name, c in PUBLIC.items()
         for parameter in inspect.signature(c).parameters
         if parameter.endswith("iters")
     }
@@ -236,10 +233,6 @@ def described(docstring: str) -> list[str]:
         return []
     indent = len(section[1]) + 4
     return re.findall(rf"^ {{{indent}}}(\S.*?):", section[2], re.M)
-
-
-PUBLIC = {n: getattr(helion_sinkhorn, n) for n in helion_sinkhorn.__all__ if n not in ("nn", "reference")}
-PUBLIC |= {n: c for n, c in vars(helion_sinkhorn.nn).items() if n[0].isupper()}
 
 
 LIKE_ANOTHER = {"Out", "Plan", "Reduce", "plan", "HyperBoundary", "Sinkhorn"}

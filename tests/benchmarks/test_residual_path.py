@@ -143,19 +143,8 @@ def test_absent_files_say_what_to_set(monkeypatch, tmp_path):
 
 def test_what_is_absent_or_lacking_is_a_row_with_the_reason(monkeypatch, tmp_path):
     monkeypatch.delenv(peer_files.FOLDER, raising=False)
-    command = [
-        "bench",
-        "residual_path",
-        "--device",
-        "cpu",
-        "--only",
-        "Megatron-LM",
-        "--tokens",
-        "8",
-        "--columns",
-        "64",
-    ]
-    monkeypatch.setattr("sys.argv", [*command, "--out", str(tmp_path)])
+    words = "bench residual_path --device cpu --only Megatron-LM --tokens 8 --columns 64 --out"
+    monkeypatch.setattr("sys.argv", [*words.split(), str(tmp_path)])
     bench.main()
     rows = list(csv.DictReader((tmp_path / "residual_path.csv").open()))
     assert {r["operation"] for r in rows} == set(OPERATIONS)
@@ -222,13 +211,8 @@ def test_the_report_has_ratios_errors_and_reasons(tmp_path):
 
 
 def test_times_of_another_run_are_named():
-    today = {
-        "operation": "hc_pre",
-        "utc": "2026-11-24T10:00Z",
-        "commit": "b" * 12,
-        "tokens": "8",
-        "columns": "4",
-    }
+    today = {"operation": "hc_pre", "utc": "2026-11-24T10:00Z", "commit": "b" * 12}
+    today |= {"tokens": "8", "columns": "4"}
     old = today | {"utc": "2026-11-23T10:00Z", "commit": "a" * 12, "function": "Liger", "us": "2"}
     rows = [
         today | {"function": peers.OURS, "us": "1", "pass": "forward"},
@@ -248,12 +232,8 @@ def test_the_run_of_a_table_is_that_of_this_package(tmp_path):
         "peak": "", "graph_us": "", "device": "a GPU", "torch_version": "2.11.0",
     }  # fmt: skip
     ours = {"utc": "2026-11-25T", "commit": "b" * 12, "triton_version": "3.9.0", "function": peers.OURS}
-    theirs = {
-        "utc": "2026-11-24T",
-        "commit": "a" * 12,
-        "triton_version": "3.6.0",
-        "function": "torch.compile",
-    }
+    theirs = {"utc": "2026-11-24T", "commit": "a" * 12, "triton_version": "3.6.0"}
+    theirs |= {"function": "torch.compile"}
     rows = [fields | theirs | {"us": "90"}, fields | ours | {"us": "100"}]
     own = "a GPU, 2026-11-25, commit bbbbbbb, triton 3.9.0, torch 2.11.0"
     assert report.when(rows) == own

@@ -64,12 +64,10 @@ def test_a_written_file_becomes_the_table(whole_calls, tmp_path):
 
 
 def test_both_passes_of_linear_attention_are_one_row(whole_calls, tmp_path):
-    with (tmp_path / "linear_attention.csv").open("w", newline="") as file:
-        row = {"function": "chunked", "errors": "1 2 3 4 5", "copy_gbps": 3000, **RUN}
-        writer = csv.DictWriter(file, [*row, "pass", "us", "us_graph"])
-        writer.writeheader()
-        writer.writerow({**row, "pass": "forward", "us": 193, "us_graph": 187.5})
-        writer.writerow({**row, "pass": "backward", "us": 1533, "us_graph": 1526})
+    row = {"function": "chunked", "errors": "1 2 3 4 5", "copy_gbps": 3000, **RUN}
+    forward, backward = {"us": 193, "us_graph": 187.5}, {"us": 1533, "us_graph": 1526}
+    rows = [{**row, "pass": "forward", **forward}, {**row, "pass": "backward", **backward}]
+    write(tmp_path / "linear_attention.csv", rows)
     assert "| **chunked** | 193 | 1,533 | 187.5 | 1,526 | 1 2 3 4 5 |" in whole_calls.linear_attention()
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import python
+from forked import printed
 from shared import NIGHTLY, once
+from stored import entry, write
 
 from ci import accuracy, compare
 from ci import fault_tables as faults
@@ -407,13 +408,9 @@ def test_kernels_are_tested_with_the_default_and_every_committed_config(monkeypa
     x, dy, truths = ground("mhc_one_iteration")[1:]
     x, dy = x[:6], dy[:6]
     call = launch.call_of(x, *workload.arguments)
-    (tmp_path / "h200").mkdir()
     for name in ("sinkhorn_forward", "sinkhorn_backward"):
         tried = candidates(KERNELS[name], call, DEVICES["h200"])[-1]
-        entry = {"key": {**dict(call.key), "batch": 4096}, "config": dict(tried.config),
-                 "variant": dict(tried.variant), "evidence": "compiled"}  # fmt: skip
-        file = {"schema": 1, "kernel": name, "device": {"key": "h200"}, "entries": [entry]}
-        (tmp_path / "h200" / f"{name}.json").write_text(json.dumps(file))
+        write(tmp_path, [entry(4096, dict(call.key), dict(tried.config), dict(tried.variant))], kernel=name)
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
     forget()
     found = of_kernels(SINKHORN, workload, DEVICES["h200"], len(x))
@@ -512,9 +509,8 @@ ARGUMENTS = "--steps", str(STEPS), "--jobs", "1", "--no-inductor", "--workloads"
 
 def called(folder):
     """A run of the script on two small workloads, as CI calls it."""
-    done = python("-m", "ci.accuracy", *ARGUMENTS, "--out", folder,
-                  env={"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""})  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    environment = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    printed("-m", "ci.accuracy", *ARGUMENTS, "--out", folder, env=environment)
     return folder / "accuracy-cpu.json"
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
-import os
 import re
-import subprocess
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
-from forked import python
+from forked import of_ci, printed
 
 pytest.importorskip("triton", minversion="3.9")
 
@@ -38,36 +36,27 @@ COMPARED = [
 """Sinkhorn forward and backward, a projection, a scan; by night kernels by themselves."""
 
 
-def run(*words: object) -> subprocess.CompletedProcess[str]:
-    """A command of ci.equal in a process of its own: torch and Triton keep the device for the life of one."""
-    unset = ("HELION_INTERPRET", "TRITON_INTERPRET", "TRITON_CACHE_DIR")
-    environment = {k: v for k, v in os.environ.items() if k not in unset}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return python("-m", *words, env=environment, cwd=ROOT, loaded=True)
-
-
 @pytest.mark.parametrize(("device", "other", "workloads", "count"), COMPARED)
 def test_an_architecture_is_equal_in_every_bit_to_what_is_committed_of_both(device, other, workloads, count):
-    done = run("ci.equal", "--devices", device, "--used", "--workloads", *workloads)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    words = "--devices", device, "--used", "--workloads", *workloads
+    said = printed("-m", "ci.equal", *words, **of_ci())
     for stored in (device, other):
         both = f"{device}, emulated and {stored}, emulated, committed: {count} of {count} results are equal"
-        assert both in done.stdout
-    assert f"{device}, emulated: {count} results; all equal" in done.stdout
+        assert both in said
+    assert f"{device}, emulated: {count} results; all equal" in said
 
 
 def test_a_term_changed_by_one_part_in_ten_million_is_found_and_passes_the_gate():
-    done = run("ci.equal.faults", "--operators", "sinkhorn", "--only", "a term of")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    scaled = [line for line in done.stdout.splitlines() if "2^-23" in line]
+    words = "--operators", "sinkhorn", "--only", "a term of"
+    said = printed("-m", "ci.equal.faults", *words, **of_ci())
+    scaled = [line for line in said.splitlines() if "2^-23" in line]
     assert len(scaled) == 2
     assert all(re.search(r"\| yes +\| +\|", line) for line in scaled)
 
 
 @pytest.mark.nightly("runs the gate on a hundred faults")
 def test_every_fault_is_found_by_equality_or_by_the_gate():
-    done = run("ci.equal.faults")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    printed("-m", "ci.equal.faults", **of_ci())
 
 
 def test_one_digest_that_differs_is_named():

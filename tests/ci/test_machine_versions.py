@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import pytest
+from stored import entry, write
 
 pytest.importorskip("triton")
 
@@ -13,12 +13,9 @@ from ci import machine_versions
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.lab.machine.binary import Binary
 from helion_sinkhorn.lab.machine.compiler import Compiler
-from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 
 pytestmark = pytest.mark.usefixtures("fresh_caches")
 
-KERNEL = "sinkhorn_forward"
-KEY = dict(SinkhornCall(True, 1, "float32", 4, 4, 20).key)
 GOOD = {
     "operations": {"rcp.approx.ftz.f32": 1}, "modes": {"enable_fp_fusion": 1}, "threads": 32, "occupancy": 32,
     "accesses": {"load 128": 1, "store 128": 1},
@@ -27,21 +24,15 @@ GOOD = {
 SPILLING = {"spills": 4, "spill_bytes": 16, "counts": {"local": 4}}
 
 
-def entry(warps, batch, triton, evidence="measured"):
-    return {
-        "key": {**KEY, "batch": batch, "triton": triton}, "config": {"block_sizes": [32], "num_warps": warps},
-        "variant": {"thread": [4, 4], "paired": False, "pivoted": True, "ordered": False},
-        "evidence": evidence,
-    }  # fmt: skip
+def made(warps, batch, triton, evidence="measured"):
+    config = {"block_sizes": [32], "num_warps": warps}
+    return entry(batch, config=config, evidence=evidence, triton=triton)
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A tuning folder: one config for each Triton at batch 64, one of 3.6 alone at 4096."""
-    (tmp_path / "h200").mkdir()
-    entries = [entry(1, 64, "3.6"), entry(2, 64, "3.9"), entry(4, 4096, "3.6")]
-    file = {"schema": 1, "kernel": KERNEL, "device": {"key": "h200"}, "entries": entries}
-    (tmp_path / "h200" / f"{KERNEL}.json").write_text(json.dumps(file))
+    write(tmp_path, [made(1, 64, "3.6"), made(2, 64, "3.9"), made(4, 4096, "3.6")])
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
     monkeypatch.setattr(store, "triton_minor", lambda: "3.9")
     return tmp_path
@@ -54,29 +45,26 @@ def warps(jobs):
 def test_what_no_time_vouches_for_is_compiled(folder):
     """Under 3.9 the entry of 3.6 without one of 3.9; under 3.6 nothing; under 3.7 what 3.9 chose."""
     found = {v: list(machine_versions.served(folder, "h200", v)) for v in ("3.6", "3.7", "3.9")}
-    assert {v: warps(s.job for s in some) for v, some in found.items()} == {
-        "3.6": [],
-        "3.7": [2, 4],
-        "3.9": [4],
-    }
+    compiled = {version: warps(s.job for s in some) for version, some in found.items()}
+    assert compiled == {"3.6": [], "3.7": [2, 4], "3.9": [4]}
     assert {(s.made, s.job.batch) for s in found["3.9"]} == {("3.6", 4096)}
 
 
 def test_a_prediction_vouches_for_nothing(tmp_path):
-    (tmp_path / "h200").mkdir()
-    file = {"schema": 1, "kernel": KERNEL, "device": {"key": "h200"}}
-    (tmp_path / "h200" / f"{KERNEL}.json").write_text(
-        json.dumps({**file, "entries": [entry(1, 64, "3.9", "compiled")]})
-    )
+    write(tmp_path, [made(1, 64, "3.9", "compiled")])
     assert warps(s.job for s in machine_versions.served(tmp_path, "h200", "3.9")) == [1]
+
+
+def put_triton(packages):
+    metadata = packages / "triton-3.6.0.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Name: triton\nVersion: 3.6.0\n")
 
 
 @pytest.fixture
 def run(folder, monkeypatch, capsys):
     """The command with compilers by rule: (fields of Binary for each version) -> exit status, output."""
-    other = folder / "triton-3.6.0.dist-info"
-    other.mkdir()
-    (other / "METADATA").write_text("Name: triton\nVersion: 3.6.0\n")
+    put_triton(folder)
 
     def command(**fields):
         def compiled(device, jobs, workers, packages):
@@ -127,8 +115,7 @@ def test_folders_without_a_triton_are_named(tmp_path):
 
 def test_folders_are_found_from_wherever_a_process_starts(tmp_path, monkeypatch):
     """A base commit's tree had no .venv/helion-1.5.0, and Helion 1.5.1 made its programs."""
-    (tmp_path / "old" / "triton-3.6.0.dist-info").mkdir(parents=True)
-    (tmp_path / "old" / "triton-3.6.0.dist-info" / "METADATA").write_text("Name: triton\nVersion: 3.6.0\n")
+    put_triton(tmp_path / "old")
     monkeypatch.chdir(tmp_path)
     folders = machine_versions.at_hand(["old:helion"])["3.6"]
     assert folders == (str(tmp_path / "old"), str(tmp_path / "helion"))

@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import stored
 
 pytest.importorskip("triton")
 
 from ci import same_programs
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.lab.tuning import writer
-from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 
 KERNEL, OTHER = "sinkhorn_forward", "sinkhorn_backward"
 OLD, NEW = "0" * 16, "1" * 16
@@ -84,23 +84,16 @@ def test_a_difference_shows_its_lines():
 
 
 def entry(batch, run, warps=1, triton=None):
-    return {
-        "key": {**dict(SinkhornCall(True, 1, "float32", 4, 4, 20).key), "batch": batch,
-                "triton": triton or store.triton_minor()},
-        "config": {"block_sizes": [32], "num_warps": warps},
-        "variant": {"thread": [4, 4]}, "evidence": "measured", "run": run,
-    }  # fmt: skip
+    config = {"block_sizes": [32], "num_warps": warps}
+    return {**stored.entry(batch, config=config, triton=triton or store.triton_minor()), "run": run}
 
 
 def write(folder, kernel, fingerprints, entries):
     """Write a file of runs with these fingerprints; the entries name their runs by number."""
     runs = [{"fingerprint": f, "utc": f"2026-01-0{k + 1}T00:00Z"} for k, f in enumerate(fingerprints)]
     names = [writer.run_id(run) for run in runs]
-    data = {
-        "schema": 1, "kernel": kernel, "device": {"key": "h200"},
-        "runs": dict(sorted(zip(names, runs, strict=True))),
-        "entries": [{**e, "run": names[e["run"]]} for e in entries],
-    }  # fmt: skip
+    entries = [{**e, "run": names[e["run"]]} for e in entries]
+    data = {**stored.file_of(entries, kernel=kernel), "runs": dict(sorted(zip(names, runs, strict=True)))}
     path = folder / "tuning_cache" / "h200" / f"{kernel}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(writer.text(data))

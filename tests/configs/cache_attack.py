@@ -45,18 +45,8 @@ VALUES = (
     *({"__class__": "os.system", "__reduce__": ["touch PWNED"]}, "!!python/object/apply:os.system [id]"),
 )
 NAMES = (
-    "",
-    "__class__",
-    "../../x",
-    "\0",
-    "batch",
-    "dtype",
-    "num_warps",
-    "config",
-    "self",
-    "$(touch PWNED)",
-    "n",
-)
+    "", "__class__", "../../x", "\0", "batch", "dtype", "num_warps", "config", "self", "$(touch PWNED)", "n",
+)  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------ files

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from forked import python
+from forked import printed
 
 ATTACK = Path(__file__).with_name("cache_attack.py")
 
 
 def told(*arguments: str) -> dict[str, object]:
-    done = python(ATTACK, *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-    return json.loads(done.stdout)
+    return json.loads(printed(ATTACK, *arguments))
 
 
 def test_no_changed_file_raises_serves_what_no_kernel_takes_or_runs_code():

@@ -513,18 +513,18 @@ def test_another_triton_s_entry_is_said_once_and_named(shipped, monkeypatch, cap
     assert "no entry of Triton 3.9 for some calls, using entries of Triton 3.6" in record.getMessage()
 
 
-def launched(monkeypatch, batch):
+def launched(monkeypatch, batch, n=4, m=4, n_iters=20):
     """A launch on an H200."""
     launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "ptx", False))
-    call = KERNELS[KERNEL].call.of(KEY)
+    call = SinkhornCall(True, 1, "float32", n, m, n_iters)
     door.launch_chosen(KERNELS[KERNEL], call, batch, torch.empty(0), lambda chosen: None)
 
 
 def test_a_call_that_nothing_is_tuned_for_names_the_command_that_does(shipped, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "helion_sinkhorn")
-    write(shipped, [entry()], device="mi350")
-    for batch in (24, 24, 4096):
-        launched(monkeypatch, batch)
+    write(shipped, [entry(), entry(fields={**FIELDS, "iters": 7})], device="mi350")
+    for batch, n_iters in ((24, 20), (24, 20), (4096, 20), (24, 7)):
+        launched(monkeypatch, batch, n_iters=n_iters)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage() == (
@@ -533,10 +533,10 @@ def test_a_call_that_nothing_is_tuned_for_names_the_command_that_does(shipped, m
     )
 
 
-@pytest.mark.usefixtures("shipped")
-def test_a_call_that_is_tuned_for_no_device_says_nothing(monkeypatch, caplog):
+def test_a_call_that_is_tuned_for_no_device_says_nothing(shipped, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "helion_sinkhorn")
-    launched(monkeypatch, batch=24)
+    write(shipped, [entry()], device="mi350")
+    launched(monkeypatch, 24, n=5, m=3)
     assert caplog.records == []
 
 

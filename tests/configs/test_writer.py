@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from stored import FIELDS, KERNEL, entry, file_of
 
 from helion_sinkhorn.configs import lookup, store
 from helion_sinkhorn.configs.device import DEVICES
@@ -25,18 +26,8 @@ from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates
 
-KERNEL = "sinkhorn_forward"
 BLOCK = device_block(DEVICES["h200"], "NVIDIA H200")
 RUN = {"fingerprint": "0" * 16, "utc": "2026-01-01T00:00Z"}
-KEY = {"form": "deepseek", "first": "rows", "dtype": "float32", "n": 4, "m": 4, "iters": 20}
-
-
-def entry(batch, evidence="measured", us=1.0):
-    return {
-        "key": {**KEY, "batch": batch}, "config": {"block_sizes": [64], "num_warps": 2},
-        "variant": {"packed": True, "paired": False}, "evidence": evidence, "us": us,
-    }  # fmt: skip
-
 
 pytestmark = pytest.mark.usefixtures("fresh_caches")
 
@@ -87,12 +78,10 @@ def test_entries_are_sorted_and_unused_runs_go(tmp_path):
 
 
 def test_a_key_has_an_entry_for_each_minor_version_of_triton(tmp_path):
-    def of(triton, us):
-        made = entry(8, us=us)
-        return {**made, "key": {**made["key"], "triton": triton}}
-
     for version, us in (("3.9", 1.0), ("3.6", 2.0), ("3.9", 3.0)):
-        writer.merge(tmp_path, KERNEL, BLOCK, {**RUN, "triton": f"{version}.0"}, [of(version, us)])
+        writer.merge(
+            tmp_path, KERNEL, BLOCK, {**RUN, "triton": f"{version}.0"}, [entry(8, us=us, triton=version)]
+        )
     data = json.loads(path_in(tmp_path).read_text())
     assert [(e["key"]["triton"], e["us"]) for e in data["entries"]] == [("3.6", 2.0), ("3.9", 3.0)]
     # a line each, so that another version's run changes no line of this one
@@ -101,22 +90,18 @@ def test_a_key_has_an_entry_for_each_minor_version_of_triton(tmp_path):
 
 
 def test_nothing_compiled_replaces_anything_measured(tmp_path):
-    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8, "compiled"), entry(64, "measured")])
-    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8, "measured", 2.0), entry(64, "compiled", 2.0)])
+    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8, evidence="compiled"), entry(64)])
+    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8, us=2.0), entry(64, evidence="compiled", us=2.0)])
     data = json.loads(path_in(tmp_path).read_text())
     assert [(e["evidence"], e["us"]) for e in data["entries"]] == [("measured", 2.0), ("measured", 1.0)]
-
-
-HEAD = {"schema": 1, "kernel": KERNEL, "device": {"key": "h200"}}
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        "", '{"schema": 1, "entr', "[]", "[" * 9999, json.dumps({**HEAD, "entries": [{}]}),
-        json.dumps({**HEAD, "device": {"key": "b200"}, "entries": []}),
-        json.dumps({**HEAD, "kernel": "sinkhorn_backward", "entries": []}),
-        json.dumps({**HEAD, "runs": {"r": {}}, "entries": [{**entry(0), "run": "r"}]}),
+        "", '{"schema": 1, "entr', "[]", "[" * 9999, json.dumps(file_of([{}])),
+        json.dumps(file_of([], device="b200")), json.dumps(file_of([], kernel="sinkhorn_backward")),
+        json.dumps({**file_of([{**entry(0), "run": "r"}]), "runs": {"r": {}}}),
     ],
 )  # fmt: skip
 def test_a_broken_file_is_kept_aside(tmp_path, caplog, content):
@@ -204,7 +189,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
 
 
 def test_two_entries_for_one_key_are_one_warning(tmp_path, caplog):
-    path_in(tmp_path).write_text(json.dumps({**HEAD, "entries": [entry(8), entry(8)]}))
+    path_in(tmp_path).write_text(json.dumps(file_of([entry(8), entry(8)])))
     assert read(tmp_path) == store.read(tmp_path, "h200", KERNEL) == ()
     (record,) = caplog.records
     assert "two entries for one key" in record.getMessage()
@@ -221,7 +206,7 @@ JSON = st.recursive(
 @st.composite
 def nearly_right(draw):
     """A good file with something else in one place."""
-    data = {**HEAD, "entries": [entry(8), entry(64)]}
+    data = file_of([entry(8), entry(64)])
     place = draw(st.sampled_from(["schema", "entries", "entry", "key", "field", "batch"]))
     value = draw(JSON)
     if place in data:
@@ -233,7 +218,7 @@ def nearly_right(draw):
     elif place == "key":
         data["entries"][1]["key"] = value
     else:
-        data["entries"][1]["key"][draw(st.sampled_from([*KEY, "batch"]))] = value
+        data["entries"][1]["key"][draw(st.sampled_from([*FIELDS, "batch"]))] = value
     return data
 
 
@@ -242,7 +227,7 @@ def test_no_file_makes_a_call_fail(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("fuzz")
     path_in(folder).write_bytes(content)
     found = store.read(folder, "h200", KERNEL)
-    key = tuple(KEY.values())
+    key = store.key_of(FIELDS)
     for batch in (1, 8, 1 << 20):
         chosen = lookup.preferred(found, key, batch, "3.9")
         assert chosen is None or (chosen in found and chosen.key == key)

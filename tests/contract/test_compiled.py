@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from contract import (
-    KERNELS,
-    PARTS,
-    assert_same,
-    called,
-    each_of_pytorch,
-    listed,
-    operator_of,
-    upstream_of,
-)
+from contract import KERNELS, PARTS, assert_same, called, each_of_pytorch, listed, operator_of, upstream_of
 from targets import INDUCTOR_BY_NIGHT
 from torch._dynamo.testing import CompileCounterWithBackend
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from autograd_calls import randn
 from contract import ROWS, listed, upstream_of
 from operator_table import VARIANTS
 from processes import WORLD
@@ -36,9 +37,8 @@ ALWAYS = "sinkhorn", "hc_mixes"
 OPERATORS = (
     "sinkhorn", "sinkhorn, log", "sinkhorn, implicit", "dot_compress", "dot_compress, without z",
     "hc_split_sinkhorn", "hc_split_sinkhorn, reduced", "hc_mixes", "hc_mixes, merged",
-    "hc_mixes, prenorm", "hc_pre", "hc_post",
-    "hc_post, merged",
-    "hc_post, without bias", "hc_site", "hc_boundary",
+    "hc_mixes, prenorm", "hc_pre", "hc_post", "hc_post, merged", "hc_post, without bias", "hc_site",
+    "hc_boundary",
 )  # fmt: skip
 
 
@@ -115,10 +115,6 @@ ATTENTION = {
 """Placement of q, k, v, and what is given beside them."""
 
 
-def drawn(*shape, seed):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def attention(mesh, placement, given) -> dict:
     """Results and gradients of recurrent_linear_attention, distributed against local."""
     batch, steps, heads, dk, dv = 1 if "packed" in given else 3, 6, 3, 4, 2
@@ -129,7 +125,7 @@ def attention(mesh, placement, given) -> dict:
         "gv": (batch, steps, heads, dv), "initial_state": (2 if "packed" in given else batch, heads, dk, dv),
     }  # fmt: skip
     names = [*"qkv", *(name for name in shapes if name in given.split()), "initial_state"]
-    tensors = {name: -drawn(*shapes[name], seed=k).abs() for k, name in enumerate(names)}
+    tensors = {name: -randn(*shapes[name], seed=k).abs() for k, name in enumerate(names)}
 
     def run(make):
         leaves = {name: make(name, x).requires_grad_() for name, x in tensors.items()}
@@ -150,7 +146,7 @@ def attention(mesh, placement, given) -> dict:
 
 def of_matrices(mesh, function, **options) -> dict:
     """A value and its gradient, and their placements, of logits whose first dimension is sharded."""
-    x, dp = drawn(5, 2, 4, 4, seed=0), drawn(5, 2, 4, 4, seed=1)
+    x, dp = (randn(5, 2, 4, 4, seed=seed) for seed in (0, 1))
     leaf = x.clone().requires_grad_()
     spread = distribute(x, mesh, Shard(0)).requires_grad_()
     p, expected = function(spread), function(leaf)
@@ -180,7 +176,7 @@ def every_case(mesh) -> dict:
         outcomes["attention", name] = attention(mesh, placement, gates)
     outcomes["module"] = of_matrices(mesh, nn.FusedMHC(5))
     with torch.no_grad():
-        x = drawn(5, 2, 4, 4, seed=0)
+        x = randn(5, 2, 4, 4)
         p = sinkhorn(distribute(x, mesh, Shard(0)), out_dtype=torch.bfloat16)
     outcomes["no grad"] = torch.equal(p.full_tensor(), sinkhorn(x, out_dtype=torch.bfloat16))
     return outcomes

@@ -7,11 +7,11 @@ import itertools
 
 import pytest
 import torch
+from contract import by_torch_ops
 from launches import SITES, kernels_on_cpu
 from operator_table import GATES, OPERATORS, gradients, loss
 from shared import NIGHTLY
 from torch._dynamo import compiled_autograd
-from torch.fx.experimental.proxy_tensor import make_fx
 
 BY_NIGHT = pytest.mark.nightly("other arguments of operators that the gate compiles too: 4 minutes")
 BY_DAY = [name for name, row in OPERATORS.items() if not row.kernels or name == "hc_site, kernels"]
@@ -35,13 +35,6 @@ def assert_gradients(name, found, trained):
         assert g is not None, f"{name}: no gradient of {argument}"
         error = ((g.double() - expected).abs().max() / expected.abs().max()).item()
         assert error < 2e-5, f"{name}: the gradient of {argument} is off by {error:.1e} of its largest entry"
-
-
-def by_torch_ops(row):
-    """A graph that calls torch.ops alone."""
-    graph = make_fx(lambda *given: row.function(*given))(*row.arguments().values())
-    assert any(str(node.target).startswith("helion_sinkhorn") for node in graph.graph.nodes)
-    return graph
 
 
 class Module(torch.nn.Module):

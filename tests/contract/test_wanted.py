@@ -80,13 +80,7 @@ EXPECTED = [
     (
         "hc_boundary, norm, kernels",
         ("x",),
-        [
-            "hc_pre_normed_backward",
-            COEFFICIENTS,
-            PROJECTION,
-            "hc_site_backward",
-            "hc_post_backward",
-        ],
+        ["hc_pre_normed_backward", COEFFICIENTS, PROJECTION, "hc_site_backward", "hc_post_backward"],
     ),
     ("hc_boundary, norm, kernels", ("y_norm_weight",), ["hc_pre_normed_backward"]),
     ("attention, all gates", ("q",), ["linear_attention_walk"]),
@@ -121,15 +115,19 @@ def test_a_kernel_gets_no_room_for_what_is_not_asked_for(name, trained, kernel, 
     assert sum(t is None for t in tensors) == missing
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", PARTS)
-def test_a_gradient_that_is_asked_for_with_others_has_the_same_bits(name, device):
-    row = OPERATORS[name]
-    given = {argument: x.to(device) for argument, x in row.arguments(67).items()}
+def assert_alone_as_with_others(row, given):
+    """The gradient of each argument that is asked for alone has the bits of the gradient of all."""
     every = gradients(row.function, given, given)
     for argument in given:
         alone = gradients(row.function, given, [argument])
         assert torch.equal(alone[argument], every[argument]), argument
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", PARTS)
+def test_a_gradient_that_is_asked_for_with_others_has_the_same_bits(name, device):
+    row = OPERATORS[name]
+    assert_alone_as_with_others(row, {name: x.to(device) for name, x in row.arguments(67).items()})
 
 
 @pytest.mark.gpu
@@ -149,8 +147,4 @@ def test_a_gradient_that_is_asked_for_with_others_has_the_same_bits(name, device
 def test_kernels_of_a_model_have_the_same_bits(name, streams, monkeypatch):
     of_size(monkeypatch, 4, 4096, mixes=5)
     row = OPERATORS[name]
-    given = {argument: x.cuda() for argument, x in row.arguments(130, streams=streams).items()}
-    every = gradients(row.function, given, given)
-    for argument in given:
-        alone = gradients(row.function, given, [argument])
-        assert torch.equal(alone[argument], every[argument]), argument
+    assert_alone_as_with_others(row, {a: x.cuda() for a, x in row.arguments(130, streams=streams).items()})

@@ -10,6 +10,7 @@ import pytest
 import torch
 from autograd_calls import assert_equal, randn
 from operator_table import OF_PYTORCH, OPERATORS, VARIANTS, Row
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 PARTS = (
@@ -120,6 +121,13 @@ def recorded(row: Row, given: Sequence[torch.Tensor], *how: Any) -> list[tuple[A
     with Recorder() as recorder:
         called(row.function, given, *how)
     return recorder.calls
+
+
+def by_torch_ops(row: Row, *lead: int) -> torch.fx.GraphModule:
+    """A graph of a call with so many tokens, which calls torch.ops alone."""
+    graph = make_fx(lambda *given: row.function(*given))(*row.arguments(*lead).values())
+    assert any(str(node.target).startswith("helion_sinkhorn") for node in graph.graph.nodes)
+    return graph
 
 
 def operator_of(name: str) -> Any:

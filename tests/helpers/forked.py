@@ -1,4 +1,4 @@
-"""python(...): a Python command in a process of its own, forked from one that has imported torch.
+"""A Python command in a process of its own, forked from one that has imported torch.
 
 To import torch takes a new process two seconds, and what Helion imports takes seven more.  The process that
 forks does nothing else: it has called no function of torch, and knows neither Helion nor this package; Triton
@@ -22,22 +22,15 @@ import tempfile
 import types
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 OF_HELION = (
-    "triton",
-    "torch._inductor.compile_fx",
-    "pandas",
-    "sklearn.ensemble",
-    "sklearn.gaussian_process",
-    "rich",
-)
+    "triton", "torch._inductor.compile_fx", "pandas", "sklearn.ensemble", "sklearn.gaussian_process", "rich",
+)  # fmt: skip
 
 
 def python(
-    *words: object,
-    env: Mapping[str, str] | None = None,
-    cwd: str | Path | None = None,
-    loaded: bool = False,
+    *words: object, env: Mapping[str, str] | None = None, cwd: str | Path | None = None, loaded: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """As subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, ...).
 
@@ -61,6 +54,22 @@ def python(
         status = int(forks.stdout.readline())
         out, err = ((Path(folder) / name).read_text() for name in ("out", "err"))
     return subprocess.CompletedProcess(said["words"], status, out, err)
+
+
+def printed(*words: object, **options: Any) -> str:
+    """What a command that ends well prints."""
+    done = python(*words, **options)
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
+    return done.stdout
+
+
+def of_ci() -> dict[str, Any]:
+    """Options for a command of ci/ that presents another device, which a process then keeps for its life."""
+    root, given = Path(__file__).resolve().parents[2], os.environ.get("PYTHONPATH")
+    unset = ("HELION_INTERPRET", "TRITON_INTERPRET", "TRITON_CACHE_DIR")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, [given])])
+    return {"env": environment, "cwd": root, "loaded": True}
 
 
 @functools.cache

@@ -8,21 +8,9 @@ from autograd_calls import randn
 from helion_sinkhorn import hc_boundary, reference
 
 NAMES = (
-    "y",
-    "pre",
-    "post",
-    "comb",
-    "streams",
-    "df",
-    "dx",
-    "dpost",
-    "dcomb",
-    "dfn",
-    "dscale",
-    "dbase",
-    "dbias",
+    "y", "pre", "post", "comb", "streams", "df", "dx", "dpost", "dcomb", "dfn", "dscale", "dbase", "dbias",
     "dp",
-)
+)  # fmt: skip
 
 
 def boundary_inputs(*lead, n=2, c=3, dtype=torch.float32, seed=0):

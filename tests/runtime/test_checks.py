@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
@@ -53,7 +54,6 @@ def test_what_is_no_tensor_of_floats_is_named_with_how_it_becomes_one(function):
     ):
         with pytest.raises(TypeError, match=re.escape(said)):
             call(given)
-    numpy = pytest.importorskip("numpy")
     with pytest.raises(TypeError, match=rf"{name} is an ndarray; .*: torch\.from_numpy\({name}\)"):
         call(numpy.ones(2))
 
@@ -105,5 +105,4 @@ def test_integers_of_another_package_are_ints(function):
     for given in (Index(-1), True, 2.0, torch.tensor(value)):
         with pytest.raises((TypeError, ValueError), match=r"is .*; pass an int "):
             call(given)
-    numpy = pytest.importorskip("numpy")
     call(numpy.int64(value))

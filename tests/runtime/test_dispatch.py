@@ -17,6 +17,7 @@ from helion_sinkhorn.runtime.dispatch import signature, specialisation
 from helion_sinkhorn.runtime.kernel import Choice, default_choice
 from helion_sinkhorn.runtime.views import INT32_ELEMENTS
 
+pytestmark = pytest.mark.usefixtures("fresh_caches")
 # linear attention lays its sequences out by the heads of a call, and the history has a place for each program
 OTHERS = ("linear_attention_", "sinkhorn_backward_history")
 CALLS = {call for w in WORKLOADS.values() if "tune" in w.tags for call in kernel_calls(w)}
@@ -27,7 +28,6 @@ def launches(monkeypatch):
     """The arguments of every launch, which here works on meta tensors and runs nothing."""
     made = []
     launching_as(monkeypatch, run=lambda kernel, *arguments: made.append((kernel, arguments)))
-    monkeypatch.setattr(door, "_kept", {})
     return made
 
 
@@ -84,45 +84,42 @@ STORED = Choice("a kernel", (("num_warps", 4),), (), "a file", True)
     ],
     ids=str,
 )  # fmt: skip
-def test_a_config_is_not_blamed_for_what_any_would_raise(refusal, monkeypatch):
-    monkeypatch.setattr(choices, "refused", set())
+def test_a_config_is_not_blamed_for_what_any_would_raise(refusal):
     with pytest.raises(type(refusal), match=str(refusal)[:4]):
         choices.refuse(STORED, CALL, DEVICES["h200"], refusal)
     assert not choices.refused
 
 
-def test_nor_in_the_capture_of_a_graph(monkeypatch):
-    monkeypatch.setattr(choices, "refused", set())
+@pytest.fixture
+def capture(monkeypatch):
+    """The capture of a graph."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+
+@pytest.mark.usefixtures("capture")
+def test_nor_in_the_capture_of_a_graph():
     with pytest.raises(RuntimeError, match="not permitted"):
         choices.refuse(STORED, CALL, DEVICES["h200"], RuntimeError("operation not permitted"))
     assert not choices.refused
 
 
-def test_a_refusal_is_of_one_call_and_device(monkeypatch, caplog):
+def test_a_refusal_is_of_one_call_and_device(caplog):
     """Other calls use the same config, and nothing is known of them."""
-    monkeypatch.setattr(choices, "refused", set())
     for _ in range(2):
         choices.refuse(STORED, "a call", DEVICES["h200"], RuntimeError("out of resource: shared memory"))
     assert choices.refused == {(STORED, "a call", DEVICES["h200"])}
     assert sum("is refused" in record.getMessage() for record in caplog.records) == 1
 
 
+@pytest.mark.usefixtures("capture")
 def test_a_stale_entry_stops_no_capture(monkeypatch):
     """What is outside of its kernel's space is not tried at all, so nothing can be to blame for it."""
-    monkeypatch.setattr(choices, "refused", set())
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     stale = SimpleNamespace(
         config=(("num_warps", 64),), variant=(), source="a file", evidence="measured", path="/a/b"
     )
     monkeypatch.setattr(choices, "lookup", lambda device, name, key, batch: stale)
     kernel = KERNELS["sinkhorn_forward"]
     call = next(call for name, call in CALLS if name == "sinkhorn_forward")
-    door.choose.cache_clear()
-    try:
-        default = default_choice(kernel, call, DEVICES["h200"])
-        assert [door.choose(kernel, call, batch, DEVICES["h200"]) for batch in (128, 4096)] == [default] * 2
-    finally:
-        door.choose.cache_clear()
+    default = default_choice(kernel, call, DEVICES["h200"])
+    assert [door.choose(kernel, call, batch, DEVICES["h200"]) for batch in (128, 4096)] == [default] * 2

@@ -17,21 +17,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import python
+from forked import printed
 from launches import launching_as
 
-from helion_sinkhorn import (
-    dot_compress,
-    hc_boundary,
-    hc_mixes,
-    hc_post,
-    hc_pre,
-    hc_site,
-    hc_split_sinkhorn,
-    recurrent_linear_attention,
-    sinkhorn,
-)
-from helion_sinkhorn.__main__ import main
+import helion_sinkhorn as hs
 from helion_sinkhorn.configs import settings
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS, OPERATORS
@@ -111,15 +100,8 @@ def a_pipe(file: Path) -> None:
 
 
 DAMAGES = (
-    flip,
-    truncate,
-    without_heading,
-    not_text,
-    others_may_write,
-    others_may_write_beside_it,
-    a_link,
-    a_pipe,
-)
+    flip, truncate, without_heading, not_text, others_may_write, others_may_write_beside_it, a_link, a_pipe,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__)
@@ -181,13 +163,10 @@ def test_off_and_places_that_cannot_be_written(folder, monkeypatch):
     assert not folder.exists()
 
 
-def test_warm_refuses_a_place_that_cannot_be_written(monkeypatch, capsys):
+def test_warm_refuses_a_place_that_cannot_be_written(monkeypatch, refused):
     monkeypatch.setattr(settings, "CACHE_DIR", "/dev/null/programs")
     monkeypatch.setattr(commands, "present_device", lambda device: pytest.fail("it was begun"))
-    with pytest.raises(SystemExit) as end:
-        main(["warm", "--device", "h200", "--op", "sinkhorn", "n=4"])
-    assert end.value.code == 2
-    said = capsys.readouterr().err
+    said = refused("warm", "--device", "h200", "--op", "sinkhorn", "n=4")
     assert said.startswith("warm: nothing can be kept in /dev/null/programs: it is no folder")
 
 
@@ -345,9 +324,13 @@ class Program:
         return GENERATED.format(more="")
 
 
+def kernel_of(program=None):
+    return types.SimpleNamespace(helion=program, name="host", kernel=KERNELS["sinkhorn_forward"])
+
+
 def test_helion_generates_a_program_once_for_all_its_signatures():
     program, kept = Program(), []
-    kernel = type("Kernel", (), {"helion": program, "name": "host", "kernel": KERNELS["sinkhorn_forward"]})
+    kernel = kernel_of(program)
     hosts = [generated.generated(kernel, (torch.zeros(k), None), kept.append) for k in (3, 4)]
     assert hosts[0] is hosts[1]
     assert program.generated == 1
@@ -372,10 +355,7 @@ def test_code_of_an_edited_source_is_not_kept(tmp_path, monkeypatch, caplog):
         program = Program()
         if edit is not None:
             program.to_triton_code = lambda config: source.write_text(edit) and GENERATED.format(more="")
-        kernel = type(
-            "Kernel", (), {"helion": program, "name": "host", "kernel": KERNELS["sinkhorn_forward"]}
-        )
-        generated.generated(kernel, (torch.zeros(3), None), kept.append)
+        generated.generated(kernel_of(program), (torch.zeros(3), None), kept.append)
 
     generate()
     assert len(kept) == 1
@@ -397,8 +377,7 @@ def test_the_source_is_digested_before_a_kernel_is_imported():
         "assert not [m for m in sys.modules if m.endswith('.kernels')];"
         "assert program_cache.sources.cache_info().currsize == 1"
     )
-    done = python("-c", code)
-    assert done.returncode == 0, done.stderr
+    printed("-c", code)
 
 
 def test_what_killed_writers_left_goes(folder):
@@ -428,9 +407,8 @@ def test_threads_generate_one_after_another(monkeypatch):
 
     monkeypatch.setattr(generated, "bound", bound)
     monkeypatch.setattr(generated, "code_of", lambda kernel, program: "def host():\n    return 41\n")
-    kernel = types.SimpleNamespace(name="host", kernel=KERNELS["sinkhorn_forward"])
     with ThreadPoolExecutor(4) as pool:
-        hosts = list(pool.map(lambda _: generated.generated(kernel, ()), range(8)))
+        hosts = list(pool.map(lambda _: generated.generated(kernel_of(), ()), range(8)))
     assert [host() for host in hosts] == [41] * 8
     assert most == 1
 
@@ -494,9 +472,8 @@ def test_a_body_takes_tensors_then_the_numbers_of_its_row_then_one_record(name):
 def interpreted(*words: str, **environment: str) -> dict:
     path = os.pathsep.join(map(str, (TESTS.parent, TESTS / "triton_interpreter", TESTS / "helpers")))
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path, **environment}
-    done = python(TESTS / "helpers" / "interpreted_call.py", *words, env=environment)
-    assert done.returncode == 0, done.stderr[-5000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    said = printed(TESTS / "helpers" / "interpreted_call.py", *words, env=environment)
+    return json.loads(said.splitlines()[-1])
 
 
 @pytest.mark.nightly("20 s; tuning/test_kept_candidates.py launches kept code without Helion always")
@@ -526,17 +503,11 @@ def test_workloads_that_are_asked_for():
         ("sinkhorn m=x", "m is 'x'; pass an int"),
         ("sinkhorn eps=small", "eps is 'small'; pass a float"),
         ("dot_compress has_z=yes", "has_z is 'yes'; use True or False"),
-        (
-            "sinkhorn dtype=float31",
-            "dtype is 'float31'; use float32, bfloat16 or float16 (float64",
-        ),
+        ("sinkhorn dtype=float31", "dtype is 'float31'; use float32, bfloat16 or float16 (float64"),
         ("sinkhorn dtype=float32,float64", "dtype is 'float64'; use float32, bfloat16 or float16"),
         ("sinkhorn n=0", "n is 0; pass an int from 1"),
         ("sinkhorn batch=-1", "batch is -1; pass an int from 1"),
-        (
-            "sinkhorn n_iters=0",
-            "n_iters is 0, which is exp(logits) and no kernel: PyTorch",
-        ),
+        ("sinkhorn n_iters=0", "n_iters is 0, which is exp(logits) and no kernel: PyTorch"),
         ("sinkhorn form=nope", "form is 'nope'; use one of 'deepseek', 'log'"),
         (
             "sinkhorn n=4,400",
@@ -554,19 +525,12 @@ def test_workloads_that_are_asked_for():
         ("linear_attention dk=513", "the kernels take Dk and Dv up to 512, these are 513"),
     ],
 )
-def test_warm_names_what_is_wrong_before_it_does_anything(given, said, monkeypatch, capsys):
-    def begun(*arguments):
-        raise AssertionError("it was begun")
-
-    monkeypatch.setattr(commands, "present_device", begun)
-    monkeypatch.setattr(commands, "current", begun)
-    with pytest.raises(SystemExit) as end:
-        main(["warm", "--device", "h200", "--op", *given.split()])
-    assert end.value.code == 2
-    output = capsys.readouterr()
-    assert output.err.startswith(f"warm: {said}")
-    assert output.err.count("\n") == 1
-    assert not output.out
+def test_warm_names_what_is_wrong_before_it_does_anything(given, said, monkeypatch, refused):
+    for member in ("present_device", "current"):
+        monkeypatch.setattr(commands, member, lambda *given: pytest.fail("it was begun"))
+    error = refused("warm", "--device", "h200", "--op", *given.split())
+    assert error.startswith(f"warm: {said}")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -587,6 +551,10 @@ OF_NO_PROGRAM = {
 """Sizes that no program is made for, a weight applied to fn before any kernel, and how a call is tested."""
 
 
+def at_an_h200(index):
+    return DEVICES["h200"], "ptx", False
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_field_changes_what_warm_launches_or_is_none(operator, monkeypatch, fresh_caches):
     launches = set()
@@ -600,8 +568,7 @@ def test_a_field_changes_what_warm_launches_or_is_none(operator, monkeypatch, fr
         warm.launch(workload, DEVICES["h200"], "meta")
         return launches.copy()
 
-    launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "ptx", False))
-    launching_as(monkeypatch, run=run)
+    launching_as(monkeypatch, device_at=at_an_h200, run=run)
     small = SMALL.get(operator, ["batch=2"])
     (base,), usual = warm.workloads(operator, small), launched(*small)
     for name, kind in warm.fields(operator).items():
@@ -616,44 +583,59 @@ def normal(*shape: int) -> torch.Tensor:
     return torch.randn(shape, requires_grad=True)
 
 
+def at_a_site(n, **norm):
+    rows = n * (n + 2)
+    return hs.hc_site(normal(64, n, 64), normal(rows, 64 * n), normal(3), normal(rows), **norm)
+
+
 def crossed(pre_next, **norm):
     of_sites = normal(24, 256), normal(3), normal(24)
     update = normal(64, 64), normal(64, 4, 64), normal(64, 4), normal(64, 4, 4)
-    return hc_boundary(*update, pre_next, *of_sites, **norm)
+    return hs.hc_boundary(*update, pre_next, *of_sites, **norm)
+
+
+ATTENTION = "linear_attention sequences=2 steps=64 heads=2 dk=32 dv=32 dtype"
+
+
+def attended(dtype: torch.dtype) -> torch.Tensor:
+    q, k, v, gk = (normal(2, 64, 2, 32).to(dtype) for _ in range(4))
+    return hs.recurrent_linear_attention(q, k, v, gk=-gk.abs())
 
 
 CALLS = {
-    "sinkhorn n=4 m=4 eps=1e-5": lambda: sinkhorn(normal(64, 4, 4), eps=1e-5),
-    "dot_compress m=40 d=32 k=16 dtype=float32": lambda: dot_compress(normal(64, 40, 32), normal(64, 40, 16)),
-    "hc_mixes c=256 dtype=float32": lambda: hc_mixes(normal(64, 4, 256), normal(24, 1024)),
-    "hc_pre c=256 dtype=float32": lambda: hc_pre(normal(64, 4, 256), normal(64, 4)),
-    "hc_pre c=256 dtype=float32 y_norm=True": lambda: hc_pre(
+    "sinkhorn n=4 m=4 eps=1e-5": lambda: hs.sinkhorn(normal(64, 4, 4), eps=1e-5),
+    "dot_compress m=40 d=32 k=16 dtype=float32": lambda: hs.dot_compress(
+        normal(64, 40, 32), normal(64, 40, 16)
+    ),
+    "hc_mixes c=256 dtype=float32": lambda: hs.hc_mixes(normal(64, 4, 256), normal(24, 1024)),
+    "hc_pre c=256 dtype=float32": lambda: hs.hc_pre(normal(64, 4, 256), normal(64, 4)),
+    "hc_pre c=256 dtype=float32 y_norm=True": lambda: hs.hc_pre(
         normal(64, 4, 256), normal(64, 4), y_norm_weight=normal(256)
     ),
-    "hc_post c=256 dtype=float32": lambda: hc_post(
+    "hc_post c=256 dtype=float32": lambda: hs.hc_post(
         normal(64, 256), normal(64, 4, 256), normal(64, 4), normal(64, 4, 4)
     ),
     "hc_site c=64 dtype=float32": lambda: (
-        *hc_site(normal(64, 4, 64), normal(24, 256), normal(3), normal(24)),
-        *hc_site(normal(64, 4, 64), normal(24, 256), normal(3), normal(24), y_norm_weight=normal(64)),
+        *at_a_site(4),
+        *at_a_site(4, y_norm_weight=normal(64)),
         *crossed(normal(64, 4)),
         *crossed(normal(64, 4), y_norm_weight=normal(64)),
         *torch.no_grad()(crossed)(None, y_norm_weight=normal(64)),
     ),
-    "hc_site n=5 c=64 dtype=float32": lambda: (
-        *hc_site(normal(64, 5, 64), normal(35, 320), normal(3), normal(35)),
-        *hc_site(normal(64, 5, 64), normal(35, 320), normal(3), normal(35), y_norm_weight=normal(64)),
-    ),
-    "hc_split_sinkhorn n=4": lambda: hc_split_sinkhorn(normal(64, 24), normal(3), normal(24)),
-    "linear_attention sequences=2 steps=64 heads=2 dk=32 dv=32 dtype=float32": lambda: (
-        recurrent_linear_attention(*[normal(2, 64, 2, 32) for _ in range(3)], gk=-normal(2, 64, 2, 32).abs())
-    ),
-    "linear_attention sequences=2 steps=64 heads=2 dk=32 dv=32 dtype=bfloat16": lambda: (
-        recurrent_linear_attention(
-            *[normal(2, 64, 2, 32).bfloat16() for _ in range(3)], gk=-normal(2, 64, 2, 32).abs().bfloat16()
-        )
-    ),
+    "hc_site n=5 c=64 dtype=float32": lambda: (*at_a_site(5), *at_a_site(5, y_norm_weight=normal(64))),
+    "hc_split_sinkhorn n=4": lambda: hs.hc_split_sinkhorn(normal(64, 24), normal(3), normal(24)),
+    f"{ATTENTION}=float32": lambda: attended(torch.float32),
+    f"{ATTENTION}=bfloat16": lambda: attended(torch.bfloat16),
 }
+
+
+def results_as_on_a_gpu(asked, monkeypatch) -> list[torch.Tensor]:
+    """The results of the public function that have a gradient."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda t: True))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    results = CALLS[asked]()
+    results = results if isinstance(results, tuple) else (results,)
+    return [r for r in results if r is not None and r.requires_grad]
 
 
 @pytest.mark.parametrize("asked", CALLS)
@@ -664,20 +646,14 @@ def test_warm_makes_the_launches_of_a_call_and_its_gradient(asked, monkeypatch, 
         decided = kernel.config, generated.of_any(kernel, args, dispatch.signature(args))
         programs.add(program_cache.file_name(kernel.name, decided, CPU))
 
-    launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "ptx", False))
-    launching_as(monkeypatch, run=run)
+    launching_as(monkeypatch, device_at=at_an_h200, run=run)
     operator, *fields = asked.split()
     batch = [] if operator == "linear_attention" else ["batch=64"]
     (workload,) = warm.workloads(operator, [*fields, *batch])
     warm.launch(workload, DEVICES["h200"], "cpu")
     warmed = programs.copy()
     programs.clear()
-    # the public function, as on a GPU
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda t: True))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
-    results = CALLS[asked]()
-    results = results if isinstance(results, tuple) else (results,)
-    results = [r for r in results if r is not None and r.requires_grad]
+    results = results_as_on_a_gpu(asked, monkeypatch)
     torch.autograd.backward(results, [torch.randn_like(r) for r in results])
     assert len(programs) >= 2
     assert warmed == programs
@@ -700,13 +676,9 @@ def test_what_is_compiled_ahead_is_what_the_gradient_launches(asked, monkeypatch
             calls.append(upcoming.call)
             upcoming.call = None
 
-    launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "ptx", False))
-    launching_as(monkeypatch, run=run)
-    monkeypatch.setattr(ahead, "device_at", lambda index: (DEVICES["h200"], "ptx", False))
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda t: True))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
-    results = CALLS[asked]()
-    results = results if isinstance(results, tuple) else (results,)
+    launching_as(monkeypatch, device_at=at_an_h200, run=run)
+    monkeypatch.setattr(ahead, "device_at", at_an_h200)
+    results = results_as_on_a_gpu(asked, monkeypatch)
     programs.clear()
     guessed = set()
     for function, own, _, arguments in calls:
@@ -715,8 +687,7 @@ def test_what_is_compiled_ahead_is_what_the_gradient_launches(asked, monkeypatch
         guessed |= {name(*launch) for launch in ahead.launches(function, own, arguments, needed, CPU)}
     upcoming.notes = False
     assert guessed
-    with_gradient = [r for r in results if r is not None and r.requires_grad]
-    torch.autograd.backward(with_gradient, [torch.randn_like(r) for r in with_gradient])
+    torch.autograd.backward(results, [torch.randn_like(r) for r in results])
     assert guessed == programs
 
 
@@ -730,5 +701,4 @@ present_device(DEVICES["h200"])
 of = CudaInterface
 print(of.get_device_properties(0).name, of.device_count(), of.current_device())
 """
-    done = python("-c", asked)
-    assert done.stdout == "h200 1 0\n", done.stderr
+    assert printed("-c", asked) == "h200 1 0\n"

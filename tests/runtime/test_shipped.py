@@ -8,7 +8,7 @@ import lzma
 
 import pytest
 import torch
-from forked import python
+from forked import printed
 
 from helion_sinkhorn.configs import settings, store
 from helion_sinkhorn.lab.operators import KERNELS
@@ -156,18 +156,13 @@ for name in sys.argv[1].split(","):
 print("helion" in sys.modules)
 """
 STORED = (
-    "deepseek_4x4_fp32_b128",
-    "log_16x16_fp32_b8192",
-    "mixes_bf16_c4096_b128",
-    "hc_pre_bf16_c4096_b128",
-    "hc_post_bf16_c4096_b128",
-    "hc_site_bf16_c4096_b128",
-)
+    "deepseek_4x4_fp32_b128", "log_16x16_fp32_b8192", "mixes_bf16_c4096_b128", "hc_pre_bf16_c4096_b128",
+    "hc_post_bf16_c4096_b128", "hc_site_bf16_c4096_b128",
+)  # fmt: skip
 
 
 def test_programs_of_stored_calls_come_with_the_package():
-    launched = python("-c", LAUNCHED, ",".join(STORED))
-    *programs, helion = launched.stdout.split("\n")[:-1] or pytest.fail(launched.stderr)
+    *programs, helion = printed("-c", LAUNCHED, ",".join(STORED)).splitlines()
     assert len(programs) > len(STORED)
     assert [p for p in programs if not p.endswith(" True")] == []
     assert helion == "False"
@@ -177,11 +172,8 @@ def test_programs_of_stored_calls_come_with_the_package():
 def test_programs_are_written_for_a_device_that_is_not_there(tmp_path):
     only = "hc_pre_bf16_c4096_b128"
     for _ in range(2):
-        written = python("-m", "ci.programs", "--only", only, "--workers", 1, "--out", tmp_path)
-        assert written.returncode == 0, written.stderr
+        printed("-m", "ci.programs", "--only", only, "--workers", 1, "--out", tmp_path)
     files = {file.stem for file in tmp_path.iterdir()}
     assert files == {"hc_pre_forward", "hc_pre_backward"}
-    launched = python("-c", LAUNCHED, only, tmp_path)
-    assert launched.stdout.split("\n")[:-1] == [
-        "hc_pre_forward True", "hc_pre_backward True", "False"
-    ], launched.stderr  # fmt: skip
+    launched = printed("-c", LAUNCHED, only, tmp_path).splitlines()
+    assert launched == ["hc_pre_forward True", "hc_pre_backward True", "False"]

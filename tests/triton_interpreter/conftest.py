@@ -71,3 +71,9 @@ interpreter.InterpreterBuilder.create_dot = product
 def generated_code(monkeypatch):
     """CPU tensors take the compiled path with the configs of an H200; inline assembly has no interpreter."""
     launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "full", False))
+
+
+@pytest.fixture
+def as_compiled(generated_code, monkeypatch):
+    """What a GPU runs but for its inline assembly: a division makes reciprocals."""
+    launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "division", False))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from dot_compress_problem import inputs, worst_errors
 
-from helion_sinkhorn.lab.dot_compress import budget as testing_dot_compress
-from helion_sinkhorn.lab.rounding import worst
 from helion_sinkhorn.ops.dot_compress import launch as dot
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import Choice
@@ -26,24 +25,14 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(door, "choose", choose)
 
 
-def normal(*shape, seed, dtype):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
 # the interpreter multiplies the storage of bfloat16, not its values
 @pytest.mark.parametrize(
     ("batch", "m", "d", "k", "has_z", "dtype", "parts"),
-    [
-        (2, 50, 20, 5, True, torch.float32, 1),
-        (2, 7, 33, 18, False, torch.float16, 2),
-    ],
+    [(2, 50, 20, 5, True, torch.float32, 1), (2, 7, 33, 18, False, torch.float16, 2)],
 )
 def test_value_and_gradients(batch, m, d, k, has_z, dtype, parts):
-    shapes = (batch, m, d), (batch, m, k), (batch, d, k), (batch, m, k)
-    x, y, z, grad = (normal(*shape, seed=i, dtype=dtype) for i, shape in enumerate(shapes))
-    z = z if has_z else None
+    given = x, y, z, grad = inputs(batch, m, d, k, has_z, dtype)
     out, b = dot.forward(x, y, z, parts)
     dx, dy, db = dot.backward(grad, x, y, b)
-    truth = testing_dot_compress.exact(x, y, z, grad, parts)
-    for name, t in {"out": out, "dx": dx, "dy": dy, "dz": db[:, 0]}.items():
-        assert worst(t, truth[name].value, truth[name].budget) <= 1, name
+    errors = worst_errors({"out": out, "dx": dx, "dy": dy, "dz": db[:, 0]}, *given, parts)
+    assert max(errors.values()) <= 1, errors

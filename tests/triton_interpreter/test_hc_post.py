@@ -27,18 +27,11 @@ def choice(kernel):
 
 
 @pytest.mark.parametrize(("n", "c", "dtype", "order"), CALLS, ids=str)
-def test_new_streams(n, c, dtype, order):
-    inputs = *given, _ = post_inputs(TOKENS, n=n, c=c, dtype=dtype, has_bias=n > 3)
-    out = launch.forward(*given, order, choice(launch.FORWARD))
-    errors = post_errors({"out": out}, *inputs, order)
-    assert max(errors.values()) <= 1, errors
-
-
-@pytest.mark.parametrize(("n", "c", "dtype", "order"), CALLS, ids=str)
-def test_gradients(n, c, dtype, order):
+def test_values_and_gradients(n, c, dtype, order):
     inputs = *given, grad = post_inputs(TOKENS, n=n, c=c, dtype=dtype, has_bias=n > 3)
-    found = launch.backward(grad, *given, order, choice(launch.BACKWARD))
-    errors = post_errors(dict(zip(GRADIENTS, found, strict=True)), *inputs, order)
+    out = launch.forward(*given, order, choice(launch.FORWARD))
+    gradients = launch.backward(grad, *given, order, choice=choice(launch.BACKWARD))
+    errors = post_errors({"out": out, **dict(zip(GRADIENTS, gradients, strict=True))}, *inputs, order)
     assert max(errors.values()) <= 1, errors
 
 
@@ -54,7 +47,7 @@ def test_new_streams_over_the_old():
 @pytest.mark.parametrize("n", [9, 16])
 def test_gradients_of_programs_that_share_a_token(n):
     inputs = *given, grad = post_inputs(3, n=n, c=20, dtype=torch.bfloat16)
-    found = launch.backward(grad, *given, "io", choice(launch.BACKWARD))
+    found = launch.backward(grad, *given, "io", choice=choice(launch.BACKWARD))
     errors = post_errors(dict(zip(GRADIENTS, found, strict=True)), *inputs)
     assert max(errors.values()) <= 1, errors
 

@@ -7,17 +7,14 @@ import dataclasses
 import pytest
 import torch
 from hc_boundaries import boundary_inputs
+from hc_sites import first_element, shares_of_budget
 from hc_streams import post_inputs
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.pre.normed import budget as normed_budget
 from helion_sinkhorn.lab.rounding import worst
-from helion_sinkhorn.lab.site.budget import RESULTS, evaluated
-from helion_sinkhorn.lab.site.trials import (
-    boundary_error,
-    boundary_gradients_error,
-    of_second,
-)
+from helion_sinkhorn.lab.site.budget import RESULTS
+from helion_sinkhorn.lab.site.trials import boundary_error, boundary_gradients_error, of_second
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.ops.mhc.options import SiteOptions
 from helion_sinkhorn.ops.mhc.out import Out
@@ -36,15 +33,13 @@ TOKENS = 67
 BY_NIGHT = pytest.mark.nightly("every instruction by the interpreter, 30 s")
 
 
-def problem(n, c, tokens=TOKENS, **options):
-    """A workload, and its inputs as the budget takes them."""
-    workload = HcSiteWorkload("asked", 1, frozenset(), "a test", n, c, tokens, n_iters=3, **options)
-    x, fn, _, scale, base, *upstream = workload.make_inputs()
-    return workload, (x, *upstream, fn[None], scale[None], base[None])
+def asked(n, c, tokens=TOKENS, **options):
+    return HcSiteWorkload("asked", 1, frozenset(), "a test", n, c, tokens, n_iters=3, **options)
 
 
-def results(workload, x, dresidual, dy, dpost, dcomb, fn, scale, base):
+def results(workload, given, upstream):
     """RESULTS of one element."""
+    (x, fn, scale, base), (dresidual, dy, dpost, dcomb) = given, upstream
     y, pre, post, comb, mixes, norms = launch.forward(x, fn, scale, base, None, None, *workload.arguments)
     kept = pre, None, mixes, norms, True
     dx, dfn, sums, *_ = launch.backward(
@@ -54,12 +49,8 @@ def results(workload, x, dresidual, dy, dpost, dcomb, fn, scale, base):
     return dict(zip(RESULTS, (y, post, comb, dx, dfn, dscale, dbase), strict=True))
 
 
-def check(workload, inputs):
-    found = results(workload, *(t[0] for t in inputs))
-    limits = evaluated(workload, *inputs)
-    shares = {
-        name: worst(found[name].reshape(e.value.shape), e.value, e.budget) for name, e in limits.items()
-    }
+def check(workload):
+    shares = shares_of_budget(workload, results(workload, *first_element(workload)))
     assert max(shares.values()) <= 1, shares
 
 
@@ -74,12 +65,12 @@ def check(workload, inputs):
     ids=str,
 )
 def test_values_and_gradients(n, c, options):
-    check(*problem(n, c, **options))
+    check(asked(n, c, **options))
 
 
 @pytest.mark.parametrize("tokens", [5, *(pytest.param(t, marks=BY_NIGHT) for t in (1, 2, 300))])
 def test_shares_of_tokens(tokens):
-    check(*problem(2, 20, tokens))
+    check(asked(2, 20, tokens))
 
 
 @BY_NIGHT
@@ -106,11 +97,11 @@ def test_a_boundary_over_its_arguments():
 
 @BY_NIGHT
 def test_a_token_has_the_same_bits_alone():
-    workload, inputs = problem(3, 67)
-    tokens, parameters = [t[0] for t in inputs[:5]], [t[0] for t in inputs[5:]]
-    whole = results(workload, *tokens, *parameters)
+    workload = asked(3, 67)
+    (x, *parameters), upstream = first_element(workload)
+    whole = results(workload, (x, *parameters), upstream)
     for at in (slice(0, 1), slice(20, 21), slice(5, 60)):
-        part = results(workload, *(t[at] for t in tokens), *parameters)
+        part = results(workload, (x[at], *parameters), [t[at] for t in upstream])
         for name in RESULTS[:4]:
             assert torch.equal(part[name], whole[name][at]), name
 

@@ -7,7 +7,6 @@ import functools
 
 import pytest
 import torch
-from launches import launching_as
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS
@@ -18,6 +17,7 @@ from helion_sinkhorn.ops.mhc.split import launch
 from helion_sinkhorn.runtime.kernel import Choice, default_choice
 
 WORKLOADS = {w.name.removeprefix("hc_"): w for w in ROWS if "ci" in w.tags}
+pytestmark = pytest.mark.usefixtures("as_compiled")
 # two tiles and a tail, in blocks smaller than the default's
 TOKENS, BLOCK = 13, 8
 ITERATIONS = {launch.FORWARD: 2, launch.REDUCED: 2, launch.BACKWARD: 9}
@@ -41,12 +41,6 @@ def check(workload, inputs, **found):
         name: worst(t.reshape(truth[name].shape), truth[name], budgets[name]) for name, t in found.items()
     }
     assert max(shares.values()) <= 1, shares
-
-
-@pytest.fixture(autouse=True)
-def as_compiled(generated_code, monkeypatch):
-    """What a GPU runs but for its inline assembly: a division makes reciprocals."""
-    launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "division", False))
 
 
 BY_NIGHT = pytest.mark.nightly("interpreted, 8 s; partial sums of padded streams run always")

@@ -13,8 +13,7 @@ from helion_sinkhorn.ops.linear_attention.recurrent import launch as linear_atte
 
 
 @pytest.mark.parametrize(
-    ("gates", "reverse", "offsets"),
-    [("g g_gamma gk gv", True, torch.int32), ("", False, torch.int64)],
+    ("gates", "reverse", "offsets"), [("g g_gamma gk gv", True, torch.int32), ("", False, torch.int64)]
 )
 def test_packed_sequences(gates, reverse, offsets):
     shape = 1, 10, 1, 5, 8

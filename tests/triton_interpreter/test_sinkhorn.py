@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from launches import launching_as
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS
@@ -12,15 +11,10 @@ from helion_sinkhorn.lab.sinkhorn.budget import Case
 from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.runtime import launch as door
 
+pytestmark = pytest.mark.usefixtures("as_compiled")
 BACKWARDS = ["sinkhorn_backward", "sinkhorn_backward_history"]
 # One program costs a millisecond whatever its block: 13 matrices in blocks of 8 are two programs and a tail
 BATCH, BLOCK = 13, 8
-
-
-@pytest.fixture(autouse=True)
-def as_compiled(generated_code, monkeypatch):
-    """What a GPU runs but for its inline assembly: a division makes reciprocals."""
-    launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "division", False))
 
 
 def choice(case: Case, name: str, block: int = BLOCK, **variant):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,21 +14,14 @@ from tritonbench_ops import flags, launch
 from tritonbench_ops import verdict as gate
 
 SMALL = "--op sinkhorn --device cpu --batch 50 --n 4 --n-iters 3 --warmup 1 --rep 1"
-PATH = os.pathsep.join([str(STUB), str(ROOT)])
+MODULE = "-m", "tritonbench_ops"
+HERE = {"cwd": STUB, "path": [STUB, ROOT]}
 
 
 def ended(words: str, **environment: str) -> tuple[int, str]:
     """The status of a command, and what it said."""
-    done = under(STUB, "-m", "tritonbench_ops", *words.split(), **environment)
+    done = under(STUB, *MODULE, *words.split(), **environment)
     return done.returncode, done.stdout + done.stderr
-
-
-@pytest.fixture(scope="module")
-def without_torch(tmp_path_factory):
-    """An environment in which importing torch fails."""
-    folder = tmp_path_factory.mktemp("stub")
-    (folder / "torch.py").write_text("raise SystemExit('torch was imported')\n")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), PATH])}
 
 
 @pytest.mark.parametrize(
@@ -47,8 +39,7 @@ def without_torch(tmp_path_factory):
     ],
 )
 def test_a_typo_is_said_before_torch_is_imported(words, said, without_torch):
-    command = [sys.executable, "-m", "tritonbench_ops", *words.split()]
-    done = subprocess.run(command, cwd=STUB, env=without_torch, capture_output=True, text=True)
+    done = without_torch(*MODULE, *words.split(), **HERE)
     assert "torch was imported" not in done.stderr
     assert said in done.stderr
     assert done.returncode == 2
@@ -57,9 +48,7 @@ def test_a_typo_is_said_before_torch_is_imported(words, said, without_torch):
 def test_what_a_command_may_say_reaches_torch(without_torch):
     """Flags of run.py, of either year, values that begin with a flag, and the operator's own."""
     words = [*SMALL.split(), "--iter=3", "--side-a", "--form deepseek", "--side-b", "--form log"]
-    command = [sys.executable, "-m", "tritonbench_ops", *words]
-    done = subprocess.run(command, cwd=STUB, env=without_torch, capture_output=True, text=True)
-    assert done.stderr == "torch was imported\n"
+    assert without_torch(*MODULE, *words, **HERE).stderr == "torch was imported\n"
 
 
 def test_an_absent_or_old_tritonbench_is_said_in_one_sentence(tmp_path, without_torch):
@@ -67,11 +56,7 @@ def test_an_absent_or_old_tritonbench_is_said_in_one_sentence(tmp_path, without_
     old.mkdir(parents=True)
     (old / "parser.py").write_text('parser.add_argument("--op")\n')
     for folder, said in ((tmp_path, "there is no tritonbench"), (old.parents[1], "before 14 August 2025")):
-        path = os.pathsep.join([without_torch["PYTHONPATH"].split(os.pathsep)[0], str(folder), str(ROOT)])
-        done = subprocess.run(
-            [sys.executable, "-m", "tritonbench_ops", "--op", "sinkhorn"],
-            cwd=tmp_path, env={**without_torch, "PYTHONPATH": path}, capture_output=True, text=True,
-        )  # fmt: skip
+        done = without_torch(*MODULE, "--op", "sinkhorn", cwd=tmp_path, path=[folder, ROOT])
         assert done.returncode == 1
         assert said in done.stderr
         assert done.stderr.count("\n") == 1

@@ -6,7 +6,7 @@ import json
 import os
 
 import pytest
-from forked import python
+from forked import printed
 
 pytest.importorskip("triton")
 
@@ -23,26 +23,44 @@ from helion_sinkhorn.runtime.kernel import default_choice
 DEVICE = DEVICES["h200"]
 CALL = SinkhornCall(True, 1, "float32", 4, 4, 2)
 WALK = WalkCall("o", "float32", 8, 8, "")
-TIMES = """
+ON_AN_H200 = """
+import dataclasses
 import json
 import sys
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.machine.presented import present_device, specialised
+from helion_sinkhorn.lab.machine.presented import as_called, present_device, specialised
 
 present_device(DEVICES["h200"])
-import triton
 from helion_sinkhorn.lab.machine.binary import Job
 from helion_sinkhorn.lab.operators import KERNELS
-from helion_sinkhorn.runtime.dispatch import signature
-from helion_sinkhorn.runtime.generated import host_function
-from helion_sinkhorn.runtime.kernel import default_choice
 from helion_sinkhorn.lab.tuning import child
+from helion_sinkhorn.ops.dot_compress.space import DotCall
+from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
+from helion_sinkhorn.ops.sinkhorn import views
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
+from helion_sinkhorn.runtime import dispatch, generated
+from helion_sinkhorn.runtime import kernel as kernels
+from helion_sinkhorn.runtime.generated import bound
+from helion_sinkhorn.runtime.standalone import standalone
+"""
+"""What a process begins with that looks at launches on an H200."""
+
+
+def lines_of(*command: object, **environment: str) -> list[str]:
+    """What a process prints for which there is an H200."""
+    environment = {**os.environ, "HELION_SINKHORN_DEVICE": "h200", **environment}
+    return printed(*command, env=environment, loaded=True).splitlines()
+
+
+TIMES = """
+import triton
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 launch, name, fields = sys.argv[1:]
 call = KERNELS[name].call(**json.loads(fields))
-choice = default_choice(KERNELS[name], call, DEVICES["h200"])
+choice = kernels.default_choice(KERNELS[name], call, DEVICES["h200"])
 kernel, arguments = getattr(child, launch)(DEVICES["h200"], Job(call, choice, 4096))
 hits, launches = [], []
 triton.knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
@@ -52,7 +70,7 @@ with FakeTensorMode():
         if isinstance(a, torch.Tensor) else a
         for a in arguments
     ]
-    host_function(kernel, given, signature(tuple(given)))(
+    generated.host_function(kernel, given, dispatch.signature(tuple(given)))(
         *given, _launcher=lambda function, grid, *a, **o: launches.append((function, grid, a, o))
     )
     ((function, grid, a, o),) = launches
@@ -87,13 +105,9 @@ def test_a_candidate_is_launched_without_helion_and_without_a_compiler(
     (binary,) = compile_for("h200", [job], cache=cache)
     assert binary.compiled, binary.problems
     assert len(list(programs.iterdir())) == len(launches)
-    where = {"HELION_SINKHORN_DEVICE": "h200", "TRITON_CACHE_DIR": str(cache)}
     for launch in launches:
-        done = python(
-            "-c", TIMES, launch, kernel, json.dumps(vars(call)), env={**os.environ, **where}, loaded=True
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert done.stdout.split("\n")[-2] == "False [True]"
+        words = ON_AN_H200 + TIMES, launch, kernel, json.dumps(vars(call))
+        assert lines_of("-c", *words, TRITON_CACHE_DIR=str(cache))[-1] == "False [True]"
 
 
 def test_a_kernel_that_shares_its_body_is_tested_by_its_own_launch():
@@ -114,29 +128,9 @@ def test_what_is_compiled_to_be_read_keeps_no_code(tmp_path, monkeypatch):
 
 
 LAUNCHES = """
-import dataclasses
-import torch
-from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.machine.presented import present_device
-
-present_device(DEVICES["h200"])
-from helion_sinkhorn.lab.machine.binary import Job
-from helion_sinkhorn.lab.operators import KERNELS
-from helion_sinkhorn.ops.dot_compress.space import DotCall
-from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
-from helion_sinkhorn.ops.mhc.site.space import SiteCall
-from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
-from helion_sinkhorn.runtime import dispatch, generated
-from helion_sinkhorn.runtime import kernel as kernels
-from helion_sinkhorn.runtime.generated import bound
-from helion_sinkhorn.lab.tuning.child import first_launch
-
-def first(name, call, batch):
-    choice = kernels.default_choice(KERNELS[name], call, DEVICES["h200"])
-    return first_launch(DEVICES["h200"], Job(call, choice, batch))
-
 def launch(name, call, batch):
-    kernel, arguments = first(name, call, batch)
+    choice = kernels.default_choice(KERNELS[name], call, DEVICES["h200"])
+    kernel, arguments = child.first_launch(DEVICES["h200"], Job(call, choice, batch))
     real = {}
     def on_cpu(t):
         return real.setdefault(id(t), torch.empty_strided(t.shape, t.stride(), dtype=t.dtype))
@@ -148,11 +142,11 @@ def code_of(kernel, tensors):
     kernel = kernels.build(kernel.kernel, kernel.config, False)
     return bound(kernel, tensors).to_triton_code(kernel.helion.configs[0])
 """
-"""What a process begins with that looks at the code of launches on an H200, of tensors on the CPU."""
+"""Launches of tensors on the CPU, and their code."""
 STORED = """
 call = SinkhornCall(True, 1, "float32", 8, 8, 2)
 choice = kernels.candidates(KERNELS["sinkhorn_forward"], call, DEVICES["h200"])[-1]
-kernel, _ = first_launch(DEVICES["h200"], Job(call, dataclasses.replace(choice, stored=True), 64))
+kernel, _ = child.first_launch(DEVICES["h200"], Job(call, dataclasses.replace(choice, stored=True), 64))
 print(dict(kernel.config) == dict(choice.config))
 """
 TWICE = """
@@ -218,33 +212,16 @@ def test_code_of_launches(programs, expected):
     call of a process summed 128 of 256. Under a default dtype of float64 conjugate gradients computed in
     it.
     """
-    environment = {**os.environ, "HELION_SINKHORN_DEVICE": "h200"}
-    done = python("-c", LAUNCHES + programs, env=environment, loaded=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split("\n")[-len(expected) - 1 : -1] == expected
+    assert lines_of("-c", ON_AN_H200 + LAUNCHES + programs)[-len(expected) :] == expected
 
 
 UNDER_3_6 = """
-import sys
-from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.machine.presented import as_called, present_device
-
-present_device(DEVICES["h200"])
-from helion_sinkhorn.lab.machine.binary import Job
-from helion_sinkhorn.lab.operators import KERNELS
-from helion_sinkhorn.ops.sinkhorn import views
-from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
-from helion_sinkhorn.runtime.generated import bound
-from helion_sinkhorn.runtime.kernel import candidates
-from helion_sinkhorn.runtime.standalone import standalone
-from helion_sinkhorn.lab.tuning.child import first_launch
-
 device, call = DEVICES["h200"], SinkhornCall(False, 1, "float32", 16, 16, 3)
 views.triton_version = lambda: (3, 6)
 for name in sys.argv[1:]:
-    choices = candidates(KERNELS[name], call, device)
+    choices = kernels.candidates(KERNELS[name], call, device)
     shared = next(c for c in choices if dict(c.variant)["thread"] == (4, 4))
-    kernel, arguments = first_launch(device, Job(call, shared, 64))
+    kernel, arguments = child.first_launch(device, Job(call, shared, 64))
     (config,) = kernel.helion.configs
     with as_called(arguments) as given:
         code = standalone(bound(kernel, given).to_triton_code(config), kernel.name)
@@ -262,19 +239,11 @@ for name in sys.argv[1:]:
 )
 def test_kernels_of_triton_3_6_need_no_helion_either(views):
     """A function of the package in their host code made every process generate them."""
-    done = python("-c", UNDER_3_6, *views, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"}, loaded=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split("\n")[-len(views) - 1 : -1] == [
-        f"{name} {count}" for name, count in views.items()
-    ]
+    said = lines_of("-c", ON_AN_H200 + UNDER_3_6, *views)
+    assert said[-len(views) :] == [f"{name} {count}" for name, count in views.items()]
 
 
 SHARED = """
-import torch
-from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.machine.presented import as_called, present_device
-
-present_device(DEVICES["h200"])
 import helion
 import helion.language as hl
 
@@ -304,7 +273,5 @@ for again in (kept.view(64, 8), torch.zeros(64, 8)):
 def test_a_candidate_knows_which_arguments_share_memory(tmp_path):
     """Helion has a barrier between a store to one and a load from another, and none between others."""
     script = tmp_path / "shared.py"
-    script.write_text(SHARED)
-    done = python(str(script), env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"}, loaded=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split("\n")[-3:-1] == ["1 1", "0 0"]
+    script.write_text(ON_AN_H200 + SHARED)
+    assert lines_of(script)[-2:] == ["1 1", "0 0"]

@@ -260,17 +260,8 @@ def test_a_default_is_stored_only_where_calls_would_get_something_else(picked, s
 
 
 def test_kernels_that_are_not_ranked_are_named_in_a_sentence(tmp_path, capsys):
-    words = [
-        "tune",
-        "--device",
-        "mi350",
-        "--offline",
-        "--only",
-        "hc_pre_bf16_c7168_b1024",
-        "--out",
-        str(tmp_path),
-    ]
-    assert main(words) == 0
+    words = "tune --device mi350 --offline --only hc_pre_bf16_c7168_b1024 --out"
+    assert main([*words.split(), str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert said.count("\n") == 1
     assert "hc_pre_forward" in said

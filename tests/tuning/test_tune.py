@@ -10,7 +10,6 @@ import math
 import multiprocessing
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 import threading
@@ -24,6 +23,7 @@ import jsonschema
 import pytest
 import torch
 from launches import launching_as
+from stored import entry, write
 
 from helion_sinkhorn.__main__ import main
 from helion_sinkhorn.configs import settings, store
@@ -31,7 +31,7 @@ from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine import compiler as machine_compiler
 from helion_sinkhorn.lab.machine.binary import Binary, Job
 from helion_sinkhorn.lab.operators import KERNELS
-from helion_sinkhorn.lab.tuning import compilation, deadline, finals, plan, provenance, writer
+from helion_sinkhorn.lab.tuning import commands, compilation, deadline, finals, plan, provenance, writer
 from helion_sinkhorn.lab.tuning import tune as tuner
 from helion_sinkhorn.lab.tuning.commands import here
 from helion_sinkhorn.lab.tuning.fingerprint import fingerprint
@@ -49,6 +49,9 @@ from helion_sinkhorn.runtime.kernel import Choice, candidates
 
 WORKLOAD = WORKLOADS["deepseek_4x4_fp32_b128"]
 CALL = SinkhornCall(True, 1, "float32", 4, 4, 20)
+DEVICE, KERNEL = DEVICES["h200"], "sinkhorn_forward"
+CHOICES = candidates(KERNELS[KERNEL], CALL, DEVICE)
+(GROUP,) = groups_of([WORKLOAD], KERNEL)
 ALL = groups_of(tagged("tune", object))
 
 
@@ -85,18 +88,17 @@ class Clock:
 
 
 def is_default(choice, group=None) -> bool:
-    default = candidates(KERNELS[choice.kernel], CALL, DEVICES["h200"])[0]
-    return same(choice, default)
+    return same(choice, candidates(KERNELS[choice.kernel], CALL, DEVICE)[0])
 
 
-def stored(entry, kernel="sinkhorn_forward"):
-    """The choice that an entry holds."""
-    return Choice(kernel, store.hashable(entry["config"]), store.hashable(entry["variant"]), "stored")
+def right(group, choice) -> float:
+    """A judge's error of any choice, within the budget."""
+    return 0.5
 
 
-def run(out, us, workloads=(WORKLOAD,), judge=lambda group, choice: 0.5, say=lambda line: None, **options):
+def run(out, us, workloads=(WORKLOAD,), judge=right, say=lambda line: None, **options):
     clock = Clock(us)
-    groups = groups_of(workloads, options.pop("kernel", "sinkhorn_forward"))
+    groups = groups_of(workloads, options.pop("kernel", KERNEL))
     results = tuner.tune(
         groups, Options("h200", out, commit="0" * 40, command="test", **options), "NVIDIA H200",
         clock=clock, judge=judge, compilation=Compiled, say=say,
@@ -104,9 +106,50 @@ def run(out, us, workloads=(WORKLOAD,), judge=lambda group, choice: 0.5, say=lam
     return results, clock
 
 
-def entries(out, kernel="sinkhorn_forward"):
+def entries(out, kernel=KERNEL):
     store.read.cache_clear()
     return store.read(out, "h200", kernel)
+
+
+def file_in(out) -> Path:
+    return out / "h200" / f"{KERNEL}.json"
+
+
+def now_of_an_older_triton(out) -> None:
+    """Let the first entry be of Triton 2.1."""
+    data = json.loads(file_in(out).read_text())
+    data["entries"][0]["key"]["triton"] = "2.1"
+    file_in(out).write_text(writer.text(data))
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """`tune` as a command on an H200 with these in the place of clock, judge and compilers."""
+
+    def tune(words, clock, judge=right, compilation=Compiled):
+        fakes = {"clock": clock, "judge": judge, "compilation": compilation}
+        monkeypatch.setattr(tuner, "tune", functools.partial(tuner.tune, **fakes))
+        monkeypatch.setattr(commands, "here", lambda *asked: "NVIDIA H200")
+        words = f"tune --device h200 --kernel {KERNEL} --commit 0 {words}"
+        assert main([*words.split(), "--out", str(tmp_path)]) == 0
+
+    return tune
+
+
+@pytest.fixture
+def h200s(monkeypatch):
+    """A function that puts so many H200s here; the list it returns has those that are then chosen."""
+
+    def put(count: int) -> list[int]:
+        taken: list[int] = []
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
+        monkeypatch.setattr(commands, "current", lambda index: DEVICE)
+        return taken
+
+    return put
 
 
 # What is tried
@@ -126,13 +169,9 @@ def test_candidates_are_few_distinct_and_begin_with_the_default(kernel):
     # a config of these decides in which order a token's columns are added up, or a call of many iterations
     # launches them once
     alone = (
-        "hc_pre_backward",
-        "hc_pre_normed_forward",
-        "hc_site_weights",
-        "hc_boundary_finish",
-        "hc_boundary_last",
-        *ONCE,
-    )
+        "hc_pre_backward", "hc_pre_normed_forward", "hc_site_weights", "hc_boundary_finish",
+        "hc_boundary_last", *ONCE,
+    )  # fmt: skip
     fewest = 1 if kernel in alone else 2
     for group, key in itertools.product(groups, DEVICES):
         choices = candidates(KERNELS[kernel], group.call, DEVICES[key])
@@ -197,7 +236,7 @@ def test_a_workload_of_an_unknown_operator_is_named():
 
 @pytest.mark.parametrize("world", [1, 2, 4, 7])
 def test_ranks_share_the_plan(world):
-    costs = [sum(plan.seconds(g, DEVICES["h200"], 15)) for g in ALL]
+    costs = [sum(plan.seconds(g, DEVICE, 15)) for g in ALL]
     shares = [plan.share_out(ALL, costs, rank, world) for rank in range(world)]
     assert sorted(itertools.chain(*shares), key=ALL.index) == ALL
     load = [sum(costs[ALL.index(g)] for g in s) for s in shares]
@@ -210,32 +249,27 @@ def test_ranks_share_the_plan(world):
 def test_the_winner_is_stored_and_used(tmp_path, monkeypatch):
     results, _ = run(tmp_path, lambda c, b: 100.0 if is_default(c) else 50.0 + len(str(c.config)))
     (result,) = results
-    (entry,) = entries(tmp_path)
-    assert (entry.batch, entry.evidence, entry.key) == (
-        128,
-        "measured",
-        CALL.key,
-    )
-    assert entry.config == tuple(sorted(result.winner.config))
+    (stored,) = entries(tmp_path)
+    assert (stored.batch, stored.evidence, stored.key) == (128, "measured", CALL.key)
+    assert stored.config == tuple(sorted(result.winner.config))
     assert result.us < result.default_us == 100.0
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
-    choice = door.choose(
-        KERNELS["sinkhorn_forward"], SinkhornCall(True, 1, "float32", 4, 4, 20), 128, DEVICES["h200"]
-    )
+    choice = door.choose(KERNELS[KERNEL], CALL, 128, DEVICE)
     assert same(choice, result.winner)
     assert choice.stored
 
 
 def test_the_default_stays_where_nothing_is_two_percent_faster(tmp_path):
     list(run(tmp_path, lambda c, b: 100.0 if is_default(c) else 98.5)[0])
-    (raw,) = json.loads((tmp_path / "h200" / "sinkhorn_forward.json").read_text())["entries"]
+    (raw,) = json.loads(file_in(tmp_path).read_text())["entries"]
     assert raw["us"] == raw["default_us"] == 100.0
-    assert is_default(stored(raw))
+    (stored,) = entries(tmp_path)
+    assert is_default(Choice(KERNEL, stored.config, stored.variant, "stored"))
 
 
 @pytest.mark.parametrize(("gain", "replaced"), [(0.99, False), (0.97, True)])
 def test_an_incumbent_stays_unless_beaten_by_two_percent(tmp_path, gain, replaced):
-    first, second = candidates(KERNELS["sinkhorn_forward"], CALL, DEVICES["h200"])[3:5]
+    first, second = CHOICES[3:5]
     list(run(tmp_path, lambda c, b: 50.0 if same(c, first) else 100.0)[0])
 
     def us(choice, batch):
@@ -248,7 +282,7 @@ def test_an_incumbent_stays_unless_beaten_by_two_percent(tmp_path, gain, replace
 
 def test_an_incumbent_outside_of_the_kernel_s_space_is_not_run(tmp_path):
     list(run(tmp_path, lambda c, b: 50.0)[0])
-    path = tmp_path / "h200" / "sinkhorn_forward.json"
+    path = file_in(tmp_path)
     path.write_text(path.read_text().replace('"num_warps": 1', '"num_warps": -4'))
     results, clock = run(tmp_path, lambda c, b: 50.0, force=True)
     (result,) = results
@@ -258,8 +292,7 @@ def test_an_incumbent_outside_of_the_kernel_s_space_is_not_run(tmp_path):
 
 @pytest.mark.parametrize(("jitter", "replaced"), [(0.0, True), (0.2, False)])
 def test_the_default_stays_where_times_spread_more_than_they_differ(jitter, replaced):
-    (group,) = groups_of([WORKLOAD], "sinkhorn_forward")
-    choices = candidates(KERNELS[group.kernel], group.call, DEVICES["h200"])[:2]
+    choices = CHOICES[:2]
 
     def clock(group, batch):
         def prepare(choice):
@@ -268,12 +301,12 @@ def test_the_default_stays_where_times_spread_more_than_they_differ(jitter, repl
 
         return prepare
 
-    result = finals.tune_key(group, 128, choices, None, clock, lambda group, choice: 0.5, 9, 60.0)
+    result = finals.tune_key(GROUP, 128, choices, None, clock, right, 9, 60.0)
     assert result.winner == choices[1 if replaced else 0]
 
 
 def test_a_fast_candidate_outside_the_error_budget_is_never_stored(tmp_path):
-    wrong = candidates(KERNELS["sinkhorn_forward"], CALL, DEVICES["h200"])[2]
+    wrong = CHOICES[2]
     (result,) = run(
         tmp_path, lambda c, b: 1.0 if same(c, wrong) else 100.0 if is_default(c) else 90.0,
         judge=lambda group, choice: 1.5 if same(choice, wrong) else 0.5,
@@ -306,9 +339,8 @@ def test_without_compilers_candidates_are_timed_all_the_same(tmp_path, monkeypat
 
     monkeypatch.setattr(compilation, "compile_for", broken)
     results = tuner.tune(
-        groups_of([WORKLOAD], "sinkhorn_forward"), Options("h200", tmp_path), "NVIDIA H200",
-        clock=Clock(lambda c, b: 100.0 if is_default(c) else 90.0), judge=lambda group, choice: 0.5,
-        say=lambda line: None,
+        [GROUP], Options("h200", tmp_path), "NVIDIA H200",
+        clock=Clock(lambda c, b: 100.0 if is_default(c) else 90.0), judge=right, say=lambda line: None,
     )  # fmt: skip
     assert [r.us for r in results] == [90.0]
     assert "the compiler did not start" in caplog.text
@@ -353,19 +385,12 @@ def test_a_gpu_is_held_while_something_is_timed_and_not_while_code_is_made():
         assert not held
         return 0.5
 
-    (group,) = groups_of([WORKLOAD], "sinkhorn_forward")
-    choices = candidates(KERNELS[group.kernel], group.call, DEVICES["h200"])[:3]
-    assert finals.tune_key(group, 128, choices, None, clock, judge, 2, 60.0, Turn()).us == 100.0
+    assert finals.tune_key(GROUP, 128, CHOICES[:3], None, clock, judge, 2, 60.0, Turn()).us == 100.0
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_more_ranks_than_gpus_share_them(rank, monkeypatch):
-    taken = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
-    monkeypatch.setattr("helion_sinkhorn.lab.tuning.commands.current", lambda index: DEVICES["h200"])
+def test_more_ranks_than_gpus_share_them(rank, h200s):
+    taken = h200s(2)
     assert here("h200", rank) == "NVIDIA H200"
     assert taken == [rank % 2]
 
@@ -380,12 +405,11 @@ def test_the_times_of_one_gpu_are_not_stored_under_another_s_name(monkeypatch, c
 
 def test_ranks_with_more_or_fewer_compilers_share_keys_out_alike(tmp_path):
     """Where one host had eight cores and the other two, 22 of 163 groups were nobody's and 21 both's."""
-    groups = groups_of(tagged("tune", object))
     shares = [
-        plan.groups_of_rank(groups, Options("h200", tmp_path, rank=rank, world=2, workers=workers))
+        plan.groups_of_rank(ALL, Options("h200", tmp_path, rank=rank, world=2, workers=workers))
         for rank, workers in ((0, 1), (1, 7))
     ]
-    assert sorted(g.name for share in shares for g in share) == sorted(g.name for g in groups)
+    assert sorted(g.name for share in shares for g in share) == sorted(g.name for g in ALL)
 
 
 @pytest.mark.parametrize(
@@ -394,22 +418,18 @@ def test_ranks_with_more_or_fewer_compilers_share_keys_out_alike(tmp_path):
      {"LOCAL_RANK": "x"}],
     ids=str,
 )  # fmt: skip
-def test_variables_that_name_no_rank_are_refused(said, tmp_path, monkeypatch, capsys):
+def test_variables_that_name_no_rank_are_refused(said, tmp_path, monkeypatch, refused):
     """RANK=3 alone said that no key is left, on an empty folder."""
     for name, text in said.items():
         monkeypatch.setenv(name, text)
-    with pytest.raises(SystemExit) as refusal:
-        main(["tune", "--device", "h200", "--out", str(tmp_path)])
-    assert refusal.value.code == 2
-    assert "name no rank; unset them, or start the command with torchrun" in capsys.readouterr().err
+    error = refused("tune", "--device", "h200", "--out", str(tmp_path))
+    assert "name no rank; unset them, or start the command with torchrun" in error
 
 
-def test_a_folder_that_may_not_be_written_is_refused_before_anything_is_timed(tmp_path, monkeypatch, capsys):
+def test_a_folder_that_may_not_be_written_is_refused_before_anything_is_timed(tmp_path, monkeypatch, refused):
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
-    with pytest.raises(SystemExit) as refusal:
-        main(["tune", "--device", "h200", "--out", str(tmp_path / "not" / "yet")])
-    assert refusal.value.code == 2
-    assert f"{tmp_path} may not be written by this user" in capsys.readouterr().err
+    error = refused("tune", "--device", "h200", "--out", str(tmp_path / "not" / "yet"))
+    assert f"{tmp_path} may not be written by this user" in error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -422,7 +442,7 @@ def test_the_tuner_looks_where_its_compilers_leave_binaries(folder, tmp_path, mo
         return []
 
     monkeypatch.setattr(tuner, "tune", tune)
-    monkeypatch.setattr("helion_sinkhorn.lab.tuning.commands.here", lambda *asked: "NVIDIA H200")
+    monkeypatch.setattr(commands, "here", lambda *asked: "NVIDIA H200")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", folder or "")
     if folder is None:
@@ -443,7 +463,7 @@ def test_the_tuner_looks_where_its_compilers_leave_binaries(folder, tmp_path, mo
 )
 def test_the_error_gate_sees_a_wrong_kernel(workload, kernel, module, run, monkeypatch):
     (group,) = groups_of([WORKLOADS[workload]], kernel)
-    default = candidates(KERNELS[group.kernel], group.call, DEVICES["h200"])[0]
+    default = candidates(KERNELS[group.kernel], group.call, DEVICE)[0]
     finals.error.cache_clear()
     assert finals.error(group.call, default, "cpu") <= 1
     right = getattr(module, run)
@@ -460,7 +480,7 @@ def test_a_finished_key_is_skipped_and_a_forced_one_is_not(tmp_path):
     list(run(tmp_path, lambda c, b: 100.0)[0])
     again, clock = run(tmp_path, lambda c, b: 100.0)
     assert (list(again), clock.asked) == ([], [])
-    (said,) = plan.plan(groups_of((WORKLOAD,), "sinkhorn_forward"), Options("h200", tmp_path))
+    (said,) = plan.plan([GROUP], Options("h200", tmp_path))
     assert said.startswith("no key is left: ")
     assert said.endswith("FORCE=1) tunes them again")
     assert len(list(run(tmp_path, lambda c, b: 100.0, force=True)[0])) == 1
@@ -485,11 +505,11 @@ def test_a_killed_run_resumes(tmp_path):
 
 
 def test_the_same_result_makes_no_difference(tmp_path):
-    for _ in range(2):
+    texts = []
+    for _ in range(3):
         list(run(tmp_path, lambda c, b: 100.0, force=True, utc="2026-01-01T00:00Z")[0])
-        texts = (tmp_path / "h200" / "sinkhorn_forward.json").read_text()
-    list(run(tmp_path, lambda c, b: 100.0, force=True, utc="2026-01-01T00:00Z")[0])
-    assert (tmp_path / "h200" / "sinkhorn_forward.json").read_text() == texts
+        texts.append(file_in(tmp_path).read_text())
+    assert texts[2] == texts[1]
 
 
 # A bounded time
@@ -498,7 +518,7 @@ WAITS = ("compile", "prepare", "sample", "judge", "write")
 
 
 @pytest.mark.parametrize("waiting", WAITS)
-def test_the_budget_bounds_the_whole_command(waiting, tmp_path, monkeypatch, capsys):
+def test_the_budget_bounds_the_whole_command(waiting, command, tmp_path, monkeypatch, capsys):
     """The second key waits in one of the places where a run waits; the first is kept."""
     begun = []
 
@@ -520,16 +540,15 @@ def test_the_budget_bounds_the_whole_command(waiting, tmp_path, monkeypatch, cap
 
         return prepare
 
+    def judge(group, choice):
+        return maybe_wait("judge", 0.5)
+
     merge = writer.merge
     monkeypatch.setattr(writer, "merge", lambda *a: merge(*maybe_wait("write", a)))
-    fakes = {"clock": clock, "judge": lambda group, choice: maybe_wait("judge", 0.5)}
-    monkeypatch.setattr(tuner, "tune", functools.partial(tuner.tune, **fakes, compilation=Compilation))
-    monkeypatch.setattr("helion_sinkhorn.lab.tuning.commands.here", lambda *asked: "NVIDIA H200")
     monkeypatch.setattr(deadline, "age", lambda: 0.0)
     monkeypatch.setattr(deadline, "TO_END", 0.7)
-    words = "tune --device h200 --kernel sinkhorn_forward --only deepseek_4x4_fp32_b1 --budget 2 --commit 0"
     begin = time.monotonic()
-    assert main([*words.split(), "--out", str(tmp_path)]) == 0
+    command("--only deepseek_4x4_fp32_b1 --budget 2", clock, judge, Compilation)
     assert time.monotonic() - begin < 2
     left = 4 if waiting == "compile" else 3
     kept = [128, 1024, 131072, 1048576][: 4 - left]
@@ -539,17 +558,13 @@ def test_the_budget_bounds_the_whole_command(waiting, tmp_path, monkeypatch, cap
     )
 
 
-def test_the_work_of_the_keys_is_what_the_estimate_expects(tmp_path, monkeypatch, capsys):
+def test_the_work_of_the_keys_is_what_the_estimate_expects(command, monkeypatch, capsys):
     """Keys that differ in the batch alone wait for one compilation, in the first of them."""
     seen, step = [], Progress.step
     monkeypatch.setattr(
         Progress, "step", lambda self, work=1.0: (seen.append((self, work)), step(self, work))
     )
-    fakes = {"clock": Clock(lambda c, b: 100.0), "judge": lambda group, choice: 0.5, "compilation": Compiled}
-    monkeypatch.setattr(tuner, "tune", functools.partial(tuner.tune, **fakes))
-    monkeypatch.setattr("helion_sinkhorn.lab.tuning.commands.here", lambda *asked: "NVIDIA H200")
-    words = "tune --device h200 --kernel sinkhorn_forward --only deepseek_4x4_fp32 --workers 1 --commit 0"
-    assert main([*words.split(), "--out", str(tmp_path)]) == 0
+    command("--only deepseek_4x4_fp32 --workers 1", Clock(lambda choice, batch: 100.0))
     first, *others = [work for _, work in seen]
     assert len(others) == seen[0][0].total - 1 == 4
     assert first > 2 * others[0] > 0
@@ -569,15 +584,20 @@ def test_the_age_of_a_process_is_that_since_its_start():
     assert later < deadline.age()
 
 
-def test_a_run_that_ends_ends_its_compilers(tmp_path, monkeypatch):
-    """Else the process waits for the jobs they have begun."""
+@pytest.fixture
+def slow_compilers(tmp_path, monkeypatch):
+    """Compiling processes that begin and do not end by themselves."""
     compiler = tmp_path / "compiler"
     compiler.write_text("#!/bin/sh\necho ready\nsleep 60\n")
     compiler.chmod(0o755)
     monkeypatch.setattr(machine_compiler.sys, "executable", str(compiler))
-    (group,) = groups_of([WORKLOAD], "sinkhorn_forward")
+
+
+@pytest.mark.usefixtures("slow_compilers")
+def test_a_run_that_ends_ends_its_compilers(tmp_path):
+    """Else the process waits for the jobs they have begun."""
     before = set(threading.enumerate())
-    compiled = compilation.Compilation(DEVICES["h200"], [group], 2, tmp_path)
+    compiled = compilation.Compilation(DEVICE, [GROUP], 2, tmp_path)
     end = time.monotonic() + 30
     while len(compiled.compilers) < 2 or any(c.child is None for c in compiled.compilers):
         assert time.monotonic() < end
@@ -592,12 +612,9 @@ def test_a_run_that_ends_ends_its_compilers(tmp_path, monkeypatch):
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
 
 
-def test_a_worker_that_fails_ends_the_others(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("slow_compilers")
+def test_a_worker_that_fails_ends_the_others():
     """The pool waited until they had gone through all jobs: an interrupted `check` compiled everything."""
-    compiler = tmp_path / "compiler"
-    compiler.write_text("#!/bin/sh\necho ready\nsleep 60\n")
-    compiler.chmod(0o755)
-    monkeypatch.setattr(machine_compiler.sys, "executable", str(compiler))
     begun = []
 
     def interrupted(worker):
@@ -608,9 +625,7 @@ def test_a_worker_that_fails_ends_the_others(tmp_path, monkeypatch):
                 time.sleep(0.01)
             raise KeyboardInterrupt
 
-    (group,) = groups_of([WORKLOAD], "sinkhorn_forward")
-    choices = candidates(KERNELS[group.kernel], group.call, DEVICES["h200"])
-    jobs = [Job(group.call, choice, 128) for choice in choices]
+    jobs = [Job(CALL, choice, 128) for choice in CHOICES]
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         machine_compiler.compile_for("h200", jobs, workers=2, begun=interrupted)
@@ -621,21 +636,16 @@ def test_a_config_that_its_judge_cannot_run_is_refused(monkeypatch, caplog):
     def error(call, choice, device):
         raise ValueError("out of resources")
 
-    (group,) = groups_of([WORKLOAD], "sinkhorn_forward")
-    choice = candidates(KERNELS[group.kernel], group.call, DEVICES["h200"])[0]
     monkeypatch.setattr(finals, "error", error)
-    assert finals.on_gpu(group, choice) == math.inf
+    assert finals.on_gpu(GROUP, CHOICES[0]) == math.inf
     assert "cannot be tested: out of resources" in caplog.text
 
 
 def test_what_used_before_and_does_not_run_here_is_not_timed_as_the_default(tmp_path):
     """A stored choice that is refused makes way for the default, whose time was stored as its own."""
-    first = candidates(KERNELS["sinkhorn_forward"], CALL, DEVICES["h200"])[3]
+    first = CHOICES[3]
     list(run(tmp_path, lambda c, b: 50.0 if same(c, first) else 100.0)[0])
-    path = tmp_path / "h200" / "sinkhorn_forward.json"
-    data = json.loads(path.read_text())
-    data["entries"][0]["key"]["triton"] = "2.1"
-    path.write_text(writer.text(data))
+    now_of_an_older_triton(tmp_path)
 
     def us(choice, batch):
         if same(choice, first):
@@ -670,16 +680,13 @@ def test_an_installed_package_has_no_commit_of_the_repository_around_it(tmp_path
 
 def test_the_table_names_what_was_before_what_is_now_and_where(tmp_path):
     """Calls may get an entry of a different Triton; it is timed, and stays unless beaten."""
-    first, second = candidates(KERNELS["sinkhorn_forward"], CALL, DEVICES["h200"])[3:5]
+    first, second = CHOICES[3:5]
 
     def us(choice, batch):
         return 50.0 if same(choice, first) else 40.0 if same(choice, second) else 100.0
 
     list(run(tmp_path, lambda c, b: 50.0 if same(c, first) else 100.0)[0])
-    path = tmp_path / "h200" / "sinkhorn_forward.json"
-    data = json.loads(path.read_text())
-    data["entries"][0]["key"]["triton"] = "2.1"
-    path.write_text(writer.text(data))
+    now_of_an_older_triton(tmp_path)
     (result,) = run(tmp_path, us)[0]
     (row,) = tuner.report([result])
     assert dict(zip(tuner.COLUMNS, row, strict=True)) == {
@@ -696,41 +703,20 @@ def test_the_table_names_what_was_before_what_is_now_and_where(tmp_path):
 # Another device
 
 
-def test_the_device_is_an_assertion(monkeypatch, capsys):
-    def refused() -> str:
-        with pytest.raises(SystemExit) as end:
-            main(["tune", "--device", "mi350"])
-        assert end.value.code == 2
-        return capsys.readouterr().err
-
-    assert re.match(r"tune: asked for mi350, found no GPU; .* OFFLINE=1", refused())
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
-    monkeypatch.setattr("helion_sinkhorn.lab.tuning.commands.current", lambda index: DEVICES["h200"])
-    assert re.match(r"tune: asked for mi350, found h200 \(NVIDIA H200\); .* OFFLINE=1", refused())
+def test_the_device_is_an_assertion(h200s, refused):
+    words = "tune", "--device", "mi350"
+    assert re.match(r"tune: asked for mi350, found no GPU; .* OFFLINE=1", refused(*words))
+    h200s(1)
+    assert re.match(r"tune: asked for mi350, found h200 \(NVIDIA H200\); .* OFFLINE=1", refused(*words))
 
 
 # What a call does with it
 
 
-def stored_choice(tmp_path, monkeypatch):
-    """A stored config of four warps, which the default has not."""
-    entry = {
-        "key": {**dict(CALL.key), "batch": 128},
-        "config": {"block_sizes": [128], "num_warps": 4},
-        "variant": {"thread": [4, 4], "paired": False, "pivoted": True, "ordered": False},
-        "evidence": "measured",
-    }
-    (tmp_path / "h200").mkdir()
-    file = {"schema": 1, "kernel": "sinkhorn_forward", "device": {"key": "h200"}, "entries": [entry]}
-    (tmp_path / "h200" / "sinkhorn_forward.json").write_text(json.dumps(file))
-    monkeypatch.setattr(store, "folders", lambda: [tmp_path])
-
-
 def test_a_refused_config_is_one_warning_and_the_default(tmp_path, monkeypatch, caplog):
-    stored_choice(tmp_path, monkeypatch)
+    """The stored one has four warps, and the default fewer."""
+    write(tmp_path, [entry(128)])
+    monkeypatch.setattr(store, "folders", lambda: [tmp_path])
     right, calls = door.run, []
 
     def picky(kernel, *arguments):
@@ -742,8 +728,7 @@ def test_a_refused_config_is_one_warning_and_the_default(tmp_path, monkeypatch, 
     launching_as(monkeypatch, run=picky)
     x = torch.randn(128, 4, 4)
     results = [launch.forward(x, *WORKLOAD.arguments, torch.float32) for _ in range(3)]
-    default = candidates(KERNELS["sinkhorn_forward"], CALL, DEVICES["h200"])[0]
-    expected = launch.forward(x, *WORKLOAD.arguments, torch.float32, default)
+    expected = launch.forward(x, *WORKLOAD.arguments, torch.float32, CHOICES[0])
     assert all(torch.equal(r, expected) for r in results)
     assert len(calls) == 1 + 3 + 1
     (record,) = caplog.records
@@ -757,42 +742,10 @@ def test_a_choice_of_the_caller_s_own_is_never_replaced(monkeypatch):
         raise ValueError("no")
 
     launching_as(monkeypatch, run=refuse)
-    mine = Choice(
-        "sinkhorn_forward", (("block_sizes", (64,)), ("num_warps", 2)), (("thread", (4, 4)),), "mine"
-    )
+    mine = Choice(KERNEL, (("block_sizes", (64,)), ("num_warps", 2)), (("thread", (4, 4)),), "mine")
     for choice in (mine, None):
         with pytest.raises(ValueError, match="no"):
             launch.forward(torch.randn(2, 4, 4), *WORKLOAD.arguments, torch.float32, choice)
-
-
-def serve_nothing(batch: int, n: int, m: int, n_iters: int) -> None:
-    """All that comes before a launch."""
-    call, x = SinkhornCall(True, 1, "float32", n, m, n_iters), torch.empty(batch, n, m)
-    door.launch_chosen(launch.KERNELS["sinkhorn_forward"], call, batch, x, lambda chosen: None)
-
-
-@pytest.fixture
-def tuned_for_an_h200(tmp_path, monkeypatch):
-    """The configs of sinkhorn_forward of an H200, and no others."""
-    (tmp_path / "h200").mkdir()
-    shutil.copy(store.folders()[-1] / "h200/sinkhorn_forward.json", tmp_path / "h200")
-    monkeypatch.setattr(store, "folders", lambda: [tmp_path])
-    launching_as(monkeypatch, device_at=lambda index: (DEVICES["mi350"], "gcn", False))
-
-
-@pytest.mark.usefixtures("tuned_for_an_h200")
-def test_a_call_worth_tuning_says_so_once(caplog):
-    for batch, n_iters in ((128, 20), (4096, 20), (128, 7)):
-        serve_nothing(batch, 4, 4, n_iters)
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    assert "make tune DEVICE=mi350 KERNEL=sinkhorn_forward" in record.getMessage()
-
-
-@pytest.mark.usefixtures("tuned_for_an_h200")
-def test_a_call_the_tuner_does_not_cover_says_nothing(caplog):
-    serve_nothing(128, 5, 3, 20)
-    assert caplog.records == []
 
 
 # The fingerprint

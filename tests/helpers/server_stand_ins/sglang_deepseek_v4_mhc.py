@@ -53,11 +53,5 @@ class HcNextBoundary(NamedTuple):
     mega_moe_input: Callable[[torch.Tensor], Any] | None = None
 
 
-def _post_fusion(
-    hc: HcSubLayer,
-    y: torch.Tensor,
-    residual: torch.Tensor,
-    coefficients: HcTriplet,
-    next: HcNextBoundary | None,
-) -> HcState:
+def _post_fusion(hc, y, residual, coefficients, next):
     raise NotImplementedError

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 
-
-def fused_hc_head(
-    x: torch.Tensor,
-    hc_fn: torch.Tensor,
-    hc_scale: torch.Tensor,
-    hc_base: torch.Tensor,
-    norm_eps: float,
-    hc_eps: float,
-) -> torch.Tensor:
+def fused_hc_head(x, hc_fn, hc_scale, hc_base, norm_eps, hc_eps):
     raise NotImplementedError
