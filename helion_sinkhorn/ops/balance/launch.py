@@ -7,16 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from helion_sinkhorn.ops.balance.space import (
-    FEWEST_ROWS,
-    BalanceCall,
-    columns_default,
-    columns_space,
-    rows_default,
-    rows_space,
-    step_default,
-    step_space,
-)
+from helion_sinkhorn.ops.balance import space
+from helion_sinkhorn.ops.balance.space import FEWEST_ROWS, BalanceCall
 from helion_sinkhorn.runtime.kernel import Kernel
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, Chosen, chosen_for, device_of, launch
 
@@ -36,16 +28,16 @@ def given(chosen: Chosen, call: BalanceCall, *values: Any) -> tuple[Any, ...]:
 
 KERNELS = {
     name: Kernel(
-        name, f"{BODIES}:{name}", BalanceCall, default, space, given,
+        name, f"{BODIES}:{name}", BalanceCall, *configs, given,
         traits=frozenset({"norms"}), size=size, numbers=numbers,
     )
-    for name, default, space, numbers, size in (
-        (NORMS, rows_default, rows_space, 0, None),
-        (STEP, step_default, step_space, 2, None),
-        (COLUMNS, columns_default, columns_space, 1, lambda call: USUAL_SHARES),
-        (FINISH, rows_default, rows_space, 1, None),
-        (MOMENTUM, rows_default, rows_space, 2, None),
-        (UPDATE, rows_default, rows_space, 1, None),
+    for name, numbers, size, *configs in (
+        (NORMS, 0, None, space.rows_default, space.rows_space),
+        (STEP, 2, None, space.step_default, space.step_space),
+        (COLUMNS, 1, lambda call: USUAL_SHARES, space.columns_default, space.columns_space),
+        (FINISH, 1, None, space.rows_default, space.rows_space),
+        (MOMENTUM, 2, None, space.rows_default, space.rows_space),
+        (UPDATE, 1, None, space.rows_default, space.rows_space),
     )
 }  # fmt: skip
 
@@ -160,3 +152,6 @@ class Launches(NamedTuple):
         programs = dict(choice.variant)["programs"] * device_of(x).compute_units
         # at least 2, since Helion would make another program for 1
         return max(2, min(programs, m // FEWEST_ROWS))
+
+
+LAUNCHES = Launches()

@@ -18,17 +18,11 @@ KERNEL = "linear_attention_gates"
 BODY = f"helion_sinkhorn.ops.linear_attention.gates.kernels:{KERNEL}"
 KERNELS = {
     KERNEL: Kernel(
-        KERNEL,
-        BODY,
-        ChunkCall,
-        gates_default,
-        gates_space,
+        KERNEL, BODY, ChunkCall, gates_default, gates_space,
         lambda chosen, call, _, *constants: (*constants, chosen.reciprocal),
-        "tf32x3",
-        frozenset({"splits"}),
-        numbers=2,
+        "tf32x3", frozenset({"splits"}), numbers=2,
     ),
-}
+}  # fmt: skip
 
 
 WIDTH = 64

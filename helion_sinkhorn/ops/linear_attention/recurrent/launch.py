@@ -162,18 +162,7 @@ def walk_dv(
 
 
 def forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: Some,
-    g_gamma: Some,
-    gk: Some,
-    gv: Some,
-    scale: float,
-    initial_state: Some,
-    reverse: bool,
-    cu_seqlens: Some,
-    choices: Choices = NO_CHOICES,
+    q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, choices: Choices = NO_CHOICES
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, last state); the contract is linear_attention.recurrent_linear_attention's.
 
@@ -186,22 +175,9 @@ def forward(
 
 
 def backward(
-    do: Some,
-    dend: Some,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: Some,
-    g_gamma: Some,
-    gk: Some,
-    gv: Some,
-    scale: float,
-    initial_state: Some,
-    reverse: bool,
-    cu_seqlens: Some,
-    wanted: Sequence[bool] | None = None,
-    choices: Choices = NO_CHOICES,
-) -> tuple[Some, ...]:
+    do, dend, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens,
+    wanted: Sequence[bool] | None = None, choices: Choices = NO_CHOICES,
+) -> tuple[Some, ...]:  # fmt: skip
     """Gradients of q, k, v, g, g_gamma, gk, gv and initial_state, None for each that is not wanted.
 
     A walk whose result is not wanted still runs if the gradients of gates need the states that it keeps.

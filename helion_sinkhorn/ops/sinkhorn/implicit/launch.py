@@ -7,12 +7,7 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.implicit.space import (
-    implicit_cg_default,
-    implicit_cg_space,
-    implicit_direct_default,
-    implicit_direct_space,
-)
+from helion_sinkhorn.ops.sinkhorn.implicit import space
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import cg_steps, solver_for
 from helion_sinkhorn.ops.sinkhorn.launch import describe
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
@@ -49,14 +44,15 @@ def is_packed(choice: Choice) -> bool:
 
 
 KERNELS = {
-    name: Kernel(
-        name, f"{ROOM}.{body}:{name}", SinkhornCall, default, space, facts, traits=frozenset({"normalises"})
+    name: Kernel(name, f"{ROOM}.{body}:{name}", SinkhornCall, *own, traits=frozenset({"normalises"}))
+    for name, body, *own in (
+        (
+            "sinkhorn_implicit_direct", "direct",
+            space.implicit_direct_default, space.implicit_direct_space, direct_facts,
+        ),
+        ("sinkhorn_implicit_cg", "cg", space.implicit_cg_default, space.implicit_cg_space, cg_facts),
     )
-    for name, body, default, space, facts in (
-        ("sinkhorn_implicit_direct", "direct", implicit_direct_default, implicit_direct_space, direct_facts),
-        ("sinkhorn_implicit_cg", "cg", implicit_cg_default, implicit_cg_space, cg_facts),
-    )
-}
+}  # fmt: skip
 
 
 @functools.lru_cache(maxsize=4096)

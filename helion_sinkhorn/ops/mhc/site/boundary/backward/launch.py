@@ -8,17 +8,8 @@ from typing import Any, NamedTuple
 import torch
 
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
-from helion_sinkhorn.ops.mhc.site.boundary.backward.space import (
-    CHUNK,
-    backward_default,
-    backward_space,
-    projection_default,
-    projection_space,
-    second_default,
-    second_space,
-    sums_default,
-    sums_space,
-)
+from helion_sinkhorn.ops.mhc.site.boundary.backward import space
+from helion_sinkhorn.ops.mhc.site.boundary.backward.space import CHUNK
 from helion_sinkhorn.ops.mhc.site.boundary.launch import split_of
 from helion_sinkhorn.ops.mhc.site.boundary.space import WIDTH
 from helion_sinkhorn.ops.mhc.site.launch import Tensors
@@ -60,15 +51,19 @@ def projection_facts(chosen: Chosen, call: SiteCall, precision: str, shares: int
     )  # fmt: skip
 
 
+CROSSES = frozenset({"splits", "in place"})
 KERNELS = {
-    name: Kernel(name, f"{BODIES}:{body}", SiteCall, default, space, facts, traits=frozenset(traits))
-    for name, body, default, space, facts, traits in (
-        (BACKWARD, BACKWARD, backward_default, backward_space, backward_facts, ("splits", "in place")),
-        (SECOND, BACKWARD, second_default, second_space, backward_facts, ("splits", "in place")),
-        (SUMS, SUMS, sums_default, sums_space, sums_facts, ()),
-        (PROJECTION, PROJECTION, projection_default, projection_space, projection_facts, ("splits",)),
+    name: Kernel(name, f"{BODIES}:{body}", SiteCall, *own, traits=traits)
+    for name, body, traits, *own in (
+        (BACKWARD, BACKWARD, CROSSES, space.backward_default, space.backward_space, backward_facts),
+        (SECOND, BACKWARD, CROSSES, space.second_default, space.second_space, backward_facts),
+        (SUMS, SUMS, frozenset(), space.sums_default, space.sums_space, sums_facts),
+        (
+            PROJECTION, PROJECTION, frozenset({"splits"}),
+            space.projection_default, space.projection_space, projection_facts,
+        ),
     )
-}
+}  # fmt: skip
 
 
 class Pass(NamedTuple):
