@@ -89,17 +89,9 @@ class Launches(NamedTuple):
         return sums, d if stepped is None else stepped
 
     def columns(self, sums: torch.Tensor, c: torch.Tensor, eps: float) -> None:
-        call = call_for(c.size(1), torch.float32)
-        choice = self.choices.get(COLUMNS)
-        launch(
-            KERNELS[COLUMNS],
-            call,
-            (sums.flatten(0, 1), c),
-            sums.size(1),
-            eps,
-            batch=sums.size(1),
-            choice=choice,
-        )
+        call, choice = call_for(c.size(1), torch.float32), self.choices.get(COLUMNS)
+        tensors, shares = (sums.flatten(0, 1), c), sums.size(1)
+        launch(KERNELS[COLUMNS], call, tensors, shares, eps, batch=shares, choice=choice)
 
     def finish(
         self,

@@ -43,9 +43,6 @@ KERNELS = {
 }  # fmt: skip
 
 
-PARTS = "scores", "walk", "gradients"
-
-
 def call_of(p: Problem) -> ChunkCall:
     return chunk_call(p.q.dtype, p.q.size(3), p.v.size(3), p.gates)
 

@@ -88,7 +88,7 @@ def gates(
 ) -> tuple[Some, Some]:
     """(the gradient of the gate of a side, dg (B T, H) in float32), each if it is wanted.
 
-    states, dstates: what walk_dq and walk_dk kept.
+    states, dstates: what the walks of dq and dk kept.
     """
     q, k, v, gk, gv = p.q, p.k, p.v, p.gk, p.gv
     if side == "gv":
