@@ -69,15 +69,9 @@ class Launches(NamedTuple):
         return order.view(-1), count.reshape(-1)
 
     def squares(
-        self,
-        x: torch.Tensor,
-        c: torch.Tensor,
-        d: torch.Tensor,
-        order: Order | None,
-        eps: float,
-        row_step: bool,
-        backwards: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, order: Order | None,
+        eps: float, row_step: bool, backwards: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         batch, m, n = x.shape
         # rows that no program takes stay 0
         stepped = None if not row_step else torch.zeros_like(d) if order else torch.empty_like(d)
@@ -94,24 +88,14 @@ class Launches(NamedTuple):
         launch(KERNELS[COLUMNS], call, tensors, shares, eps, batch=shares, choice=choice)
 
     def finish(
-        self,
-        x: torch.Tensor,
-        c: torch.Tensor,
-        d: torch.Tensor,
-        out: torch.Tensor,
-        eps: float,
-        row_step: bool,
-        factor: float,
-    ) -> None:
+        self, x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, out: torch.Tensor,
+        eps: float, row_step: bool, factor: float,
+    ) -> None:  # fmt: skip
         tensors = x.flatten(0, 1), c, d.view(-1), out.flatten(0, 1)
         self._launch(FINISH, x, tensors, x.size(1), eps, row_step, factor)
 
     def momentum(
-        self,
-        x: torch.Tensor,
-        average: torch.Tensor,
-        ahead: torch.Tensor | None,
-        momentum: float,
+        self, x: torch.Tensor, average: torch.Tensor, ahead: torch.Tensor | None, momentum: float
     ) -> torch.Tensor:
         norms = x.new_empty(x.shape[:2], dtype=torch.float32)
         after = None if ahead is None else ahead.flatten(0, 1)
@@ -120,15 +104,9 @@ class Launches(NamedTuple):
         return norms
 
     def update(
-        self,
-        x: torch.Tensor,
-        c: torch.Tensor,
-        d: torch.Tensor,
-        w: torch.Tensor,
-        size: torch.Tensor,
-        eps: float,
-        row_step: bool,
-    ) -> None:
+        self, x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, w: torch.Tensor,
+        size: torch.Tensor, eps: float, row_step: bool,
+    ) -> None:  # fmt: skip
         tensors = x.flatten(0, 1), c, d.view(-1), w.flatten(0, 1), size
         self._launch(UPDATE, x, tensors, x.size(1), eps, row_step)
 

@@ -27,7 +27,6 @@ SHARE = 64
 
 
 def partials_facts(chosen: Chosen, call: MixesCall, precision: str) -> tuple[Any, ...]:
-    """What the body of PARTIALS takes after its tensors."""
     splits = -(-call.columns // CHUNK)
     return call.m, call.columns, splits, CHUNK, call.block_m, call.x_parts, call.parts, chosen.interpret
 

@@ -23,12 +23,10 @@ WITHOUT_COLUMNS = 3, 4, 8, 9
 
 
 def forward_facts(chosen: Chosen, call: PostCall, comb_order: str) -> tuple[Any, ...]:
-    """What the forward's body takes after its tensors."""
     return call.n, call.columns, comb_order == "oi", chosen.reciprocal
 
 
 def backward_facts(chosen: Chosen, call: PostCall, comb_order: str) -> tuple[Any, ...]:
-    """What the backward's body takes after its tensors."""
     return call.n, call.served, -(-call.n // call.served), comb_order == "oi", chosen.reciprocal
 
 

@@ -22,7 +22,6 @@ BODIES = "helion_sinkhorn.ops.mhc.pre.kernels"
 
 
 def forward_facts(chosen: Chosen, call: PreCall) -> tuple[Any, ...]:
-    """What the forward's body takes after its tensors."""
     return call.n, call.columns, chosen.reciprocal
 
 

@@ -60,7 +60,6 @@ def shared(call: HcCall, eps: float, choice: Choice) -> tuple[bool, bool]:
 def forward_facts(
     chosen: Chosen, call: HcCall, constants: tuple[Any, ...], norm: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """What the body of the forward takes after its tensors."""
     n_iters, eps, *others, comb_order = constants
     return (
         call.n, n_iters, eps, call.deepseek, *others, comb_order == "oi", *norm,
@@ -71,7 +70,6 @@ def forward_facts(
 def backward_facts(
     chosen: Chosen, call: HcCall, eps: float, post_mult: float, comb_order: str
 ) -> tuple[Any, ...]:
-    """What the body of the backward takes after its tensors."""
     variant = dict(chosen.choice.variant)
     length = variant.get("length", 1)
     return (

@@ -20,7 +20,6 @@ ROOM = "helion_sinkhorn.ops.sinkhorn.implicit"
 
 
 def direct_facts(chosen: Chosen, call: SinkhornCall, system: str, *_: Any) -> tuple[Any, ...]:
-    """What the body of elimination takes after its tensors."""
     packed = is_packed(chosen.choice) and system == "corrected"
     return call.n, call.m, system == "corrected", chosen.reciprocal, packed
 
@@ -28,7 +27,6 @@ def direct_facts(chosen: Chosen, call: SinkhornCall, system: str, *_: Any) -> tu
 def cg_facts(
     chosen: Chosen, call: SinkhornCall, system: str, steps: int, tall: bool, *_: Any
 ) -> tuple[Any, ...]:
-    """What the body of conjugate gradients takes after its tensors."""
     by_lanes = holds_blocks(chosen.choice, tall) and lanes_first(call, chosen.choice)
     return call.n, call.m, steps, system, chosen.reciprocal, by_lanes
 

@@ -31,13 +31,11 @@ BODIES = "helion_sinkhorn.ops.mhc.site.boundary.kernels"
 
 
 def split_facts(chosen: Chosen, call: SiteCall) -> tuple[Any, ...]:
-    """What the body of SPLIT takes after its tensors."""
     mixes = call.mixes
     return mixes.m, call.n, call.columns, WIDTH, power_of_two(call.n), mixes.parts
 
 
 def forward_facts(chosen: Chosen, call: SiteCall, precision: str, comb_order: str) -> tuple[Any, ...]:
-    """The same of FORWARD."""
     mixes, chunk = call.mixes, chunk_of(call)
     return (
         mixes.m, call.n, call.columns, -(-call.columns // chunk), chunk, WIDTH,

@@ -29,7 +29,6 @@ BODIES = "helion_sinkhorn.ops.mhc.site.boundary.backward.kernels"
 def backward_facts(
     chosen: Chosen, call: SiteCall, precision: str, comb_order: str, together: bool, again: bool
 ) -> tuple[Any, ...]:
-    """What the body of BACKWARD takes after its tensors."""
     mixes = call.mixes
     return (
         mixes.m, call.n, call.columns, -(-call.columns // CHUNK), CHUNK, WIDTH, mixes.block_m, mixes.dx_parts,
@@ -38,12 +37,10 @@ def backward_facts(
 
 
 def sums_facts(chosen: Chosen, call: SiteCall, *values: Any) -> tuple[Any, ...]:
-    """What the body of SUMS takes after its tensors."""
     return (-(-call.columns // CHUNK),)
 
 
 def projection_facts(chosen: Chosen, call: SiteCall, precision: str, shares: int) -> tuple[Any, ...]:
-    """What the body of PROJECTION takes after its tensors."""
     mixes = call.mixes
     return (
         mixes.m, call.n, call.columns, shares, mixes_launch.SHARE, mixes.block_m, mixes.x_parts, mixes.parts,
