@@ -130,6 +130,20 @@ def check_int(name: str, value: object, least: int, most: int | None = None, wha
     return found
 
 
+def check_out_dtype(value: object) -> None:
+    """Raise TypeError unless the dtype of a result is one of DTYPES, or None."""
+    if value is not None and value not in DTYPES:
+        raise TypeError(f"out_dtype is {value}; use one of {', '.join(map(str, DTYPES))}, or None")
+
+
+def check_group(group: object) -> str:
+    """The name of a process group; raise TypeError unless it is one."""
+    name = getattr(group, "group_name", None)
+    if not isinstance(name, str):
+        raise TypeError(f"group is {group!r}; pass a torch.distributed.ProcessGroup")
+    return name
+
+
 def check_flag(name: str, value: object) -> None:
     """Raise TypeError unless the option is True or False."""
     if not isinstance(value, bool):

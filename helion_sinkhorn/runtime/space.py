@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from helion_sinkhorn.configs.device import Device
@@ -27,6 +28,31 @@ def largest_run(size: int, most: int) -> int:
 def tile(block: int, warps: int) -> Items:
     """A config of `block` matrices and `warps` warps a program."""
     return ("block_sizes", (block,)), ("num_warps", warps)
+
+
+def staged(blocks: tuple[int, ...], warps: int, stages: int) -> Items:
+    """A config with these blocks and warps a program, which loads `stages` steps at a time."""
+    return (
+        ("block_sizes", blocks), ("num_warps", warps), ("num_stages", stages),
+        ("range_num_stages", (0, stages)),
+    )  # fmt: skip
+
+
+def default_only(
+    default: Callable[[Any, Device], tuple[Items, Items]],
+) -> Callable[[Any, Device], tuple[Grid, ...]]:
+    """The space of a kernel for which the tuner tries nothing but its default."""
+
+    def space(call: Any, device: Device) -> tuple[Grid, ...]:
+        config, variant = default(call, device)
+        return ({"config": (config,), **{name: (value,) for name, value in variant}},)
+
+    return space
+
+
+def by_loads(call: Any, device: Device, warps: int, vectors: int = 1) -> Items:
+    """Blocks of `streamed`: a thread makes `vectors` loads of 16 bytes, and shorter rows share a block."""
+    return ("block_sizes", streamed(call, device, warps, vectors)), ("num_warps", warps)
 
 
 def streamed(call: Any, device: Device, warps: int, vectors: int = 1) -> tuple[int, int]:

@@ -122,6 +122,15 @@ def may_be_distributed(*tensors: torch.Tensor | None) -> bool:
     return any([t is not None and type(t) not in PLAIN for t in tensors])
 
 
+def has_dtensor(*tensors: torch.Tensor | None) -> bool:
+    """Whether one of these is a DTensor."""
+    if not may_be_distributed(*tensors):
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any([isinstance(t, DTensor) for t in tensors])
+
+
 def register_sharding_for(*tensors: torch.Tensor | None) -> None:
     """Register the operators with DTensor once, if one of these may be a DTensor."""
     if may_be_distributed(*tensors):

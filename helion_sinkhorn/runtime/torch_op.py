@@ -6,8 +6,10 @@ The arguments of a registered operator have been checked by the operator's api.p
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-from collections.abc import Callable, Iterable
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -28,14 +30,8 @@ _dispatch_modes, _function_mode = torch._C._len_torch_dispatch_stack, torch._C._
 _transforms = _functorch.peek_interpreter_stack
 _is_wrapped, _is_legacy_batched = _functorch.is_functorch_wrapped_tensor, _functorch.is_legacy_batchedtensor
 _is_functional = torch._is_functional_tensor
+_is_autocast_on = torch._C._is_any_autocast_enabled
 _requires_grad = attrgetter("requires_grad")
-
-
-def on_device(x: torch.Tensor):
-    """Make the tensor's device the current one, on which Helion launches."""
-    return (
-        _HERE if x.device.index == torch.cuda.current_device() or x.is_meta else torch.cuda.device(x.device)
-    )
 
 
 def without_autocast(x: torch.Tensor):
@@ -44,6 +40,45 @@ def without_autocast(x: torch.Tensor):
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
     return _HERE
+
+
+@contextlib.contextmanager
+def _within(context: Any, value: Any) -> Iterator[Any]:
+    with context:
+        yield value
+
+
+class Implementations:
+    """What computes an operator: its launcher, and a module with the same functions by PyTorch.
+
+    Its methods return contexts whose value is one of the two.
+    """
+
+    def __init__(self, launcher: str, eager: Any = None) -> None:
+        """`launcher` is the name of what the first call that needs it imports, "module" or "module:name"."""
+        self._name, self._eager = launcher, contextlib.nullcontext(eager)
+
+    @functools.cached_property
+    def launcher(self) -> Any:
+        return pkgutil.resolve_name(self._name)
+
+    @functools.cached_property
+    def _launcher_here(self) -> contextlib.nullcontext[Any]:
+        return contextlib.nullcontext(self.launcher)
+
+    def launching(self, x: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+        """The launcher, with the device of x as the current one, on which Helion launches."""
+        if x.device.index == torch.cuda.current_device() or x.is_meta:
+            return self._launcher_here
+        return _within(torch.cuda.device(x.device), self.launcher)
+
+    def computing(self, x: torch.Tensor, implementation: str) -> contextlib.AbstractContextManager[Any]:
+        """What computes a call on x: PyTorch, without autocast, also where there is nothing to launch."""
+        if implementation == "helion" and x.numel() > 0:
+            return self.launching(x)
+        if _is_autocast_on():
+            return _within(without_autocast(x), self._eager.enter_result)
+        return self._eager
 
 
 def differentiates(*tensors: torch.Tensor) -> bool:

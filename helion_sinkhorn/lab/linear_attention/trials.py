@@ -42,13 +42,11 @@ def run_walk(
     """A walk without states, or from zeros; with offsets, the name of their dtype, sequences are packed."""
     p, do = problem(call, tensors, reverse, offsets)
     before, after = (p.new_state().zero_() if states else None for _ in range(2))
-    if call.result == "o":
-        return (recurrent.walk_o(p, before, after, choice),)
-    if call.result == "dv":
-        return (recurrent.walk_dv(p, do, before, after, choice),)
-    run = {"dq": recurrent.walk_dq, "dk": recurrent.walk_dk}[call.result]
+    if call.result in ("o", "dv"):
+        return (recurrent.walk(p, call.result, do, before, after, choice=choice),)
     kept = p.kept_states() if call.gates else None
-    return run(p, do, before, kept, choice), *(() if kept is None else (kept,))
+    found = recurrent.walk(p, call.result, do, before, states=kept, choice=choice)
+    return found, *(() if kept is None else (kept,))
 
 
 def packed(x: torch.Tensor) -> torch.Tensor:

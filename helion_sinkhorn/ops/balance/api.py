@@ -10,6 +10,7 @@ from helion_sinkhorn.ops.balance import torch_op
 from helion_sinkhorn.ops.balance.options import BalanceOptions
 from helion_sinkhorn.ops.balance.space import LARGEST_N
 from helion_sinkhorn.runtime.checks import (
+    check_group,
     check_implementation,
     check_same_device,
     check_same_dtype,
@@ -84,7 +85,7 @@ def sinkhorn_balance(
     _check(update, out)
     if differentiates(update) or (out is not None and differentiates(out)):
         torch_op.no_gradient(None)
-    groups, part, written = _names(group), update, out
+    groups, part, written = [] if group is None else [check_group(group)], update, out
     sharded = may_be_distributed(update, out)
     if sharded:
         from helion_sinkhorn.ops.balance.distributed import local, whole
@@ -98,15 +99,6 @@ def sinkhorn_balance(
         return out
     found = torch_op.call(part, *options, groups, serves)
     return whole(found, update) if sharded else found
-
-
-def _names(group: Any) -> list[str]:
-    if group is None:
-        return []
-    name = getattr(group, "group_name", None)
-    if not isinstance(name, str):
-        raise TypeError(f"group is {group!r}; pass a torch.distributed.ProcessGroup")
-    return [name]
 
 
 def _check(update, out) -> None:

@@ -7,16 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from helion_sinkhorn.ops.balance.space import (
-    FEWEST_ROWS,
-    BalanceCall,
-    columns_default,
-    columns_space,
-    rows_default,
-    rows_space,
-    step_default,
-    step_space,
-)
+from helion_sinkhorn.ops.balance import space
+from helion_sinkhorn.ops.balance.space import FEWEST_ROWS, BalanceCall
 from helion_sinkhorn.runtime.kernel import Kernel
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, Chosen, chosen_for, device_of, launch
 
@@ -36,16 +28,16 @@ def given(chosen: Chosen, call: BalanceCall, *values: Any) -> tuple[Any, ...]:
 
 KERNELS = {
     name: Kernel(
-        name, f"{BODIES}:{name}", BalanceCall, default, space, given,
+        name, f"{BODIES}:{name}", BalanceCall, *configs, given,
         traits=frozenset({"norms"}), size=size, numbers=numbers,
     )
-    for name, default, space, numbers, size in (
-        (NORMS, rows_default, rows_space, 0, None),
-        (STEP, step_default, step_space, 2, None),
-        (COLUMNS, columns_default, columns_space, 1, lambda call: USUAL_SHARES),
-        (FINISH, rows_default, rows_space, 1, None),
-        (MOMENTUM, rows_default, rows_space, 2, None),
-        (UPDATE, rows_default, rows_space, 1, None),
+    for name, numbers, size, *configs in (
+        (NORMS, 0, None, space.rows_default, space.rows_space),
+        (STEP, 2, None, space.step_default, space.step_space),
+        (COLUMNS, 1, lambda call: USUAL_SHARES, space.columns_default, space.columns_space),
+        (FINISH, 1, None, space.rows_default, space.rows_space),
+        (MOMENTUM, 2, None, space.rows_default, space.rows_space),
+        (UPDATE, 1, None, space.rows_default, space.rows_space),
     )
 }  # fmt: skip
 
@@ -77,15 +69,9 @@ class Launches(NamedTuple):
         return order.view(-1), count.reshape(-1)
 
     def squares(
-        self,
-        x: torch.Tensor,
-        c: torch.Tensor,
-        d: torch.Tensor,
-        order: Order | None,
-        eps: float,
-        row_step: bool,
-        backwards: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, order: Order | None,
+        eps: float, row_step: bool, backwards: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         batch, m, n = x.shape
         # rows that no program takes stay 0
         stepped = None if not row_step else torch.zeros_like(d) if order else torch.empty_like(d)
@@ -97,37 +83,19 @@ class Launches(NamedTuple):
         return sums, d if stepped is None else stepped
 
     def columns(self, sums: torch.Tensor, c: torch.Tensor, eps: float) -> None:
-        call = call_for(c.size(1), torch.float32)
-        choice = self.choices.get(COLUMNS)
-        launch(
-            KERNELS[COLUMNS],
-            call,
-            (sums.flatten(0, 1), c),
-            sums.size(1),
-            eps,
-            batch=sums.size(1),
-            choice=choice,
-        )
+        call, choice = call_for(c.size(1), torch.float32), self.choices.get(COLUMNS)
+        tensors, shares = (sums.flatten(0, 1), c), sums.size(1)
+        launch(KERNELS[COLUMNS], call, tensors, shares, eps, batch=shares, choice=choice)
 
     def finish(
-        self,
-        x: torch.Tensor,
-        c: torch.Tensor,
-        d: torch.Tensor,
-        out: torch.Tensor,
-        eps: float,
-        row_step: bool,
-        factor: float,
-    ) -> None:
+        self, x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, out: torch.Tensor,
+        eps: float, row_step: bool, factor: float,
+    ) -> None:  # fmt: skip
         tensors = x.flatten(0, 1), c, d.view(-1), out.flatten(0, 1)
         self._launch(FINISH, x, tensors, x.size(1), eps, row_step, factor)
 
     def momentum(
-        self,
-        x: torch.Tensor,
-        average: torch.Tensor,
-        ahead: torch.Tensor | None,
-        momentum: float,
+        self, x: torch.Tensor, average: torch.Tensor, ahead: torch.Tensor | None, momentum: float
     ) -> torch.Tensor:
         norms = x.new_empty(x.shape[:2], dtype=torch.float32)
         after = None if ahead is None else ahead.flatten(0, 1)
@@ -136,15 +104,9 @@ class Launches(NamedTuple):
         return norms
 
     def update(
-        self,
-        x: torch.Tensor,
-        c: torch.Tensor,
-        d: torch.Tensor,
-        w: torch.Tensor,
-        size: torch.Tensor,
-        eps: float,
-        row_step: bool,
-    ) -> None:
+        self, x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, w: torch.Tensor,
+        size: torch.Tensor, eps: float, row_step: bool,
+    ) -> None:  # fmt: skip
         tensors = x.flatten(0, 1), c, d.view(-1), w.flatten(0, 1), size
         self._launch(UPDATE, x, tensors, x.size(1), eps, row_step)
 
@@ -160,3 +122,6 @@ class Launches(NamedTuple):
         programs = dict(choice.variant)["programs"] * device_of(x).compute_units
         # at least 2, since Helion would make another program for 1
         return max(2, min(programs, m // FEWEST_ROWS))
+
+
+LAUNCHES = Launches()

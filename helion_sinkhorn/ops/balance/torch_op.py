@@ -8,9 +8,6 @@ leading shape; `groups` names the process groups over which the rows are sharded
 
 from __future__ import annotations
 
-import contextlib
-import functools
-
 import torch
 
 from helion_sinkhorn.ops.balance import eager
@@ -19,19 +16,12 @@ from helion_sinkhorn.ops.balance.passes import Average, balance
 from helion_sinkhorn.ops.balance.passes import step as optimizer_step
 from helion_sinkhorn.runtime.gradients import NAMESPACE, register_gradient
 from helion_sinkhorn.runtime.tokens import batch_first
-from helion_sinkhorn.runtime.torch_op import define, on_device, operator_named, without_autocast
+from helion_sinkhorn.runtime.torch_op import Implementations, define, operator_named
 from helion_sinkhorn.runtime.views import flattened
 
 NAME, INTO, STEP = "sinkhorn_balance", "sinkhorn_balance_into", "sinkhorn_balance_step"
 OPTIONS = "int steps, float zero_row_threshold, float eps, str scale, str first"
-
-
-@functools.cache
-def _launches():
-    """The passes by kernels, imported by the first call that needs them."""
-    from helion_sinkhorn.ops.balance.launch import Launches
-
-    return Launches()
+implementations = Implementations("helion_sinkhorn.ops.balance.launch:LAUNCHES", eager)
 
 
 def into(update, out, *rest):
@@ -49,16 +39,10 @@ def into(update, out, *rest):
         out.copy_(written.view(out.shape))
 
 
-@contextlib.contextmanager
 def _passes(x, implementation):
-    """The implementation of the passes of x (B, m, n), with its device as the current one."""
+    """The context of the passes of x (B, m, n)."""
     # for an axis of 1 Helion would make another program
-    if implementation == "pytorch" or x.numel() == 0 or x.size(1) == 1:
-        with without_autocast(x):
-            yield eager
-    else:
-        with on_device(x):
-            yield _launches()
+    return implementations.computing(x, "pytorch" if x.size(1) == 1 else implementation)
 
 
 def step(weights, gradients, averages, size, *rest):

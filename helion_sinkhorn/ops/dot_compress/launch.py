@@ -7,17 +7,8 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.ops.dot_compress.space import (
-    DotCall,
-    apply_default,
-    apply_space,
-    expand_default,
-    expand_space,
-    padded,
-    product_default,
-    product_space,
-    shrunk_to_fill,
-)
+from helion_sinkhorn.ops.dot_compress import space
+from helion_sinkhorn.ops.dot_compress.space import DotCall, padded, shrunk_to_fill
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, Chosen, launch
 from helion_sinkhorn.runtime.views import matrices
@@ -37,11 +28,11 @@ def facts(chosen: Chosen, call: DotCall, batch: int, *names: str) -> tuple[Any, 
 
 
 KERNELS = {
-    name: Kernel(name, f"{BODIES}:{name}", DotCall, default, space, facts)
-    for name, default, space in (
-        ("dot_compress_product", product_default, product_space),
-        ("dot_compress_apply", apply_default, apply_space),
-        ("dot_compress_expand", expand_default, expand_space),
+    name: Kernel(name, f"{BODIES}:{name}", DotCall, *configs, facts)
+    for name, *configs in (
+        ("dot_compress_product", space.product_default, space.product_space),
+        ("dot_compress_apply", space.apply_default, space.apply_space),
+        ("dot_compress_expand", space.expand_default, space.expand_space),
     )
 }
 

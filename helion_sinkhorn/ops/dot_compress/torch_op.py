@@ -7,32 +7,16 @@ that is not `wanted`; b and db are (..., parts, D, K) in the dtype of x.  Both t
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from helion_sinkhorn.ops.dot_compress import eager
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import (
-    define,
-    differentiable,
-    differentiates,
-    last,
-    on_device,
-    without_autocast,
-)
+from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
 from helion_sinkhorn.runtime.views import unflattened
 from helion_sinkhorn.runtime.wanted import filled, only
 
 FORWARD, BACKWARD = "dot_compress", "dot_compress_backward"
-
-
-@functools.cache
-def _launch():
-    """The launcher, imported by the first call that needs it."""
-    from helion_sinkhorn.ops.dot_compress import launch
-
-    return launch
+implementations = Implementations("helion_sinkhorn.ops.dot_compress.launch", eager)
 
 
 def _elements(t: torch.Tensor, trailing: int = 2) -> torch.Tensor:
@@ -45,24 +29,16 @@ def _elements(t: torch.Tensor, trailing: int = 2) -> torch.Tensor:
 def forward(x, y, z, parts, implementation):
     """(out, b); see api.dot_compress."""
     elements = _elements(x), _elements(y), None if z is None else _elements(z)
-    if implementation == "pytorch" or x.numel() == 0:
-        with without_autocast(x):
-            out, b = eager.forward(*elements, parts)
-    else:
-        with on_device(x):
-            out, b = _launch().forward(*elements, parts)
+    with implementations.computing(x, implementation) as by:
+        out, b = by.forward(*elements, parts)
     return unflattened(out, y.shape[:-2]), unflattened(b, x.shape[:-2])
 
 
 def backward(grad, x, y, b, implementation, wanted):
     """(dx, dy, db) from the b that `forward` returned."""
     elements = _elements(grad), _elements(x), _elements(y), _elements(b, 3)
-    if implementation == "pytorch" or x.numel() == 0:
-        with without_autocast(x):
-            made = eager.backward(*elements, wanted)
-    else:
-        with on_device(x):
-            made = _launch().backward(*elements, wanted)
+    with implementations.computing(x, implementation) as by:
+        made = by.backward(*elements, wanted)
     like = x, y, b
     return filled([None if d is None else d.view(t.shape) for d, t in zip(made, like, strict=True)], like)
 

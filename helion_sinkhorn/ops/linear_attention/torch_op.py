@@ -7,8 +7,6 @@ of q, k, v, g, g_gamma, gk, gv and initial_state.  Values that a compiler does n
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
 
 import torch
@@ -17,13 +15,12 @@ from helion_sinkhorn.ops.linear_attention import eager
 from helion_sinkhorn.runtime.gradients import NAMESPACE
 from helion_sinkhorn.runtime.tokens import batch_first, one_by_one
 from helion_sinkhorn.runtime.torch_op import (
+    Implementations,
     define,
     differentiable,
     differentiates,
     last,
-    on_device,
     operator_named,
-    without_autocast,
 )
 from helion_sinkhorn.runtime.wanted import only
 
@@ -36,38 +33,31 @@ DIFFERENTIABLE = (0, 1, 2, 3, 4, 5, 6, 8)
 """The places of the tensors with gradients among the arguments."""
 
 
-@functools.cache
-def _launch(serves: str):
-    """The launcher of a method, imported by the first call that needs it."""
-    from helion_sinkhorn.ops.linear_attention.chunked import launch as linear_attention_chunked_launch
-    from helion_sinkhorn.ops.linear_attention.recurrent import launch as linear_attention_launch
-
-    return {"recurrent": linear_attention_launch, "chunked": linear_attention_chunked_launch}[serves]
+METHODS = {
+    method: Implementations(f"helion_sinkhorn.ops.linear_attention.{method}.launch", eager)
+    for method in ("recurrent", "chunked")
+}
 
 
-@contextlib.contextmanager
-def _served(q: torch.Tensor, serves: str):
-    """The module with `forward` and `backward`: without a step there is nothing to launch."""
-    if serves == "pytorch" or q.numel() == 0:
-        with without_autocast(q):
-            yield eager
-    else:
-        with on_device(q):
-            yield _launch(serves)
+def _computing(q: torch.Tensor, serves: str):
+    """The context of a call, whose value is the module with `forward` and `backward`."""
+    if serves in METHODS:
+        return METHODS[serves].computing(q, "helion")
+    return METHODS["recurrent"].computing(q, "pytorch")
 
 
 def forward(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, serves):
     """(o, last state); see api.recurrent_linear_attention."""
     if not math.isfinite(scale):
         raise ValueError(f"scale is {scale}; pass a finite value, or None for Dk ** -0.5")
-    with _served(q, serves) as run:
+    with _computing(q, serves) as run:
         return run.forward(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens)
 
 
 def backward(do, dend, *arguments):
     """The gradients of `forward`, from its arguments only."""
     *arguments, serves, wanted = arguments
-    with _served(arguments[0], serves) as run:
+    with _computing(arguments[0], serves) as run:
         return [x for x in run.backward(do, dend, *arguments, wanted) if x is not None]
 
 

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from helion_sinkhorn.runtime.checks import check_same_device, check_tensor, refuse_shape, type_of
 from helion_sinkhorn.runtime.pieces import computing
-from helion_sinkhorn.runtime.tokens import may_be_distributed
+from helion_sinkhorn.runtime.tokens import has_dtensor
 from helion_sinkhorn.runtime.torch_op import are_eager
 from helion_sinkhorn.runtime.views import VECTOR_BYTES
 
@@ -98,11 +98,8 @@ def check_out(
     arguments = {name: t for name, t in given.items() if isinstance(t, torch.Tensor)}
     _refuse_gradients({**arguments, **out})
     everything = *out.values(), *arguments.values()
-    if may_be_distributed(*everything):
-        from torch.distributed.tensor import DTensor
-
-        if any(isinstance(t, DTensor) for t in everything):
-            raise NotImplementedError("out takes no DTensor; call without it, or on .to_local()")
+    if has_dtensor(*everything):
+        raise NotImplementedError("out takes no DTensor; call without it, or on .to_local()")
     if not are_eager(everything):
         # no tensor here has an address
         return False

@@ -15,12 +15,12 @@ from helion_sinkhorn.ops.sinkhorn.large.eager import SMALL, is_large, resolve_la
 from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
 from helion_sinkhorn.ops.sinkhorn.scaling import MOST_DRIFT, SMALLEST_EPS, drifts
 from helion_sinkhorn.runtime.checks import (
-    DTYPES,
     as_int,
     check_implementation,
     check_int,
     check_number,
     check_option,
+    check_out_dtype,
     check_tensor,
     implementation_for,
 )
@@ -221,8 +221,7 @@ def check_options(n_iters, eps, form, first, backward, out_dtype) -> None:
     check_option("first", first, FIRSTS)
     if not isinstance(backward, Implicit):
         check_option("backward", backward, BACKWARDS)
-    if out_dtype is not None and out_dtype not in DTYPES:
-        raise TypeError(f"out_dtype is {out_dtype}; use one of {', '.join(map(str, DTYPES))}, or None")
+    check_out_dtype(out_dtype)
 
 
 def check_eps(eps) -> None:

@@ -9,7 +9,7 @@ import torch
 from helion_sinkhorn.ops.sinkhorn.large.eager import SMALL, resolve_large
 from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
 from helion_sinkhorn.ops.sinkhorn.large.ranks import reduce_over
-from helion_sinkhorn.runtime.checks import check_implementation
+from helion_sinkhorn.runtime.checks import check_group, check_implementation
 from helion_sinkhorn.runtime.tokens import may_be_distributed
 from helion_sinkhorn.runtime.torch_op import needs_gradient
 
@@ -93,12 +93,7 @@ def _placed(logits: torch.Tensor, group: Any, first: str, exact: bool) -> Shared
 
         if isinstance(logits, DTensor):
             return _of_dtensor(logits, group, first, exact)
-    if group is None:
-        return None
-    name = getattr(group, "group_name", None)
-    if not isinstance(name, str):
-        raise TypeError(f"group is {group!r}; pass a torch.distributed.ProcessGroup")
-    return Shared(logits, first, [name], 0, False, None)
+    return None if group is None else Shared(logits, first, [check_group(group)], 0, False, None)
 
 
 def _of_dtensor(logits: Any, group: Any, first: str, exact: bool) -> Shared | None:

@@ -9,18 +9,12 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.configs.device import Device
-from helion_sinkhorn.ops.sinkhorn import scaling
+from helion_sinkhorn.ops.sinkhorn import scaling, space
 from helion_sinkhorn.ops.sinkhorn.space import (
     REGISTER_HISTORY_ENTRIES,
     REGISTER_HISTORY_RESTARTED,
     REGISTER_HISTORY_STEPS,
     SinkhornCall,
-    backward_default,
-    backward_space,
-    forward_default,
-    forward_space,
-    history_default,
-    history_space,
 )
 from helion_sinkhorn.ops.sinkhorn.views import (
     is_ordered,
@@ -52,11 +46,11 @@ def facts(chosen: Chosen, call: SinkhornCall, n_iters: int, eps: float, *_: Any)
 
 
 KERNELS = {
-    name: Kernel(name, f"{ROOM}.{body}:{name}", SinkhornCall, default, space, facts, **COMMON)
-    for name, body, default, space in (
-        ("sinkhorn_forward", "kernels", forward_default, forward_space),
-        ("sinkhorn_backward", "kernels", backward_default, backward_space),
-        ("sinkhorn_backward_history", "history", history_default, history_space),
+    name: Kernel(name, f"{ROOM}.{body}:{name}", SinkhornCall, *configs, facts, **COMMON)
+    for name, body, *configs in (
+        ("sinkhorn_forward", "kernels", space.forward_default, space.forward_space),
+        ("sinkhorn_backward", "kernels", space.backward_default, space.backward_space),
+        ("sinkhorn_backward_history", "history", space.history_default, space.history_space),
     )
 }
 

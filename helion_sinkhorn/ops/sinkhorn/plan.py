@@ -52,7 +52,10 @@ def plan(
         how = f"vectorised PyTorch, {'P' if options else 'logits'} kept" if n_iters else "exp(logits)"
         return Plan("pytorch", str(logits.device), how, how)
     if max(logits.shape[-2:]) > KERNEL_LARGEST:
-        return Plan("helion", *large_op.describe(logits, first, eps if form == "deepseek" else 0.0))
+        launch = large_op.implementations.launcher
+        return Plan("helion", *launch.describe(logits, first, eps if form == "deepseek" else 0.0))
+    given = logits, n_iters, eps, form, first
     if options:
-        return Plan("helion", *implicit_op.describe(logits, n_iters, eps, form, first, options.solver))
-    return Plan("helion", *torch_op.describe(logits, n_iters, eps, form, first))
+        launch = implicit_op.implementations.launcher
+        return Plan("helion", *launch.describe_implicit(*given, options.solver))
+    return Plan("helion", *torch_op.implementations.launcher.describe(*given))

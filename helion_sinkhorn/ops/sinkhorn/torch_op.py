@@ -6,46 +6,31 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from helion_sinkhorn.ops.sinkhorn import eager
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import (
-    define,
-    differentiable,
-    differentiates,
-    last,
-    on_device,
-)
+from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
 
 FORWARD, BACKWARD = "sinkhorn", "sinkhorn_backward"
 ARGUMENTS = "int n_iters, float eps, str form, str first, str implementation"
-
-
-@functools.cache
-def _launch():
-    """The launcher, imported by the first call that needs it."""
-    from helion_sinkhorn.ops.sinkhorn import launch
-
-    return launch
+implementations = Implementations("helion_sinkhorn.ops.sinkhorn.launch")
 
 
 def forward(logits, n_iters, eps, form, first, implementation, out_dtype):
     """P; see api.sinkhorn."""
     if implementation == "pytorch":
         return eager.forward(logits, n_iters, eps, form, first, out_dtype)
-    with on_device(logits):
-        return _launch().forward(logits, n_iters, eps, form, first, out_dtype)
+    with implementations.launching(logits) as launch:
+        return launch.forward(logits, n_iters, eps, form, first, out_dtype)
 
 
 def backward(grad, logits, n_iters, eps, form, first, implementation):
     """dX of the iterations that `forward` ran, which are computed again from the logits."""
     if implementation == "pytorch":
         return eager.backward(grad, logits, n_iters, eps, form, first)
-    with on_device(logits):
-        return _launch().backward(grad, logits, n_iters, eps, form, first)
+    with implementations.launching(logits) as launch:
+        return launch.backward(grad, logits, n_iters, eps, form, first)
 
 
 def empty_p(logits, n_iters, eps, form, first, implementation, out_dtype, *options):
@@ -76,8 +61,3 @@ Sinkhorn = differentiable(FORWARD, "sinkhorn", call, _keep_logits, _gradient)
 SinkhornBackward = last(BACKWARD, "sinkhorn", call_backward)
 roles(FORWARD, "t -> t", empty_p, before(2))
 roles(BACKWARD, "tt -> t", _empty_dx, before(2))
-
-
-def describe(logits, n_iters, eps, form, first) -> tuple[str, str, str]:
-    """(device, forward choice, backward choice) of the kernels for these arguments."""
-    return _launch().describe(logits, n_iters, eps, form, first)

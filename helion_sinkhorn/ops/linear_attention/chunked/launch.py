@@ -9,15 +9,8 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.ops.linear_attention.chunked.space import (
-    ChunkCall,
-    chunk_gradients_default,
-    chunk_gradients_space,
-    chunk_scores_default,
-    chunk_scores_space,
-    chunk_walk_default,
-    chunk_walk_space,
-)
+from helion_sinkhorn.ops.linear_attention.chunked import space
+from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
 from helion_sinkhorn.ops.linear_attention.problem import WIDE, Problem, Some
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, Tensors, launch
@@ -35,26 +28,19 @@ def facts(chosen: Chosen, call: ChunkCall, _: ChunkCall, values: int, *constants
 
 KERNELS = {
     name: Kernel(
-        name,
-        f"{ROOM}.{body}:{name}",
-        ChunkCall,
-        default,
-        space,
-        facts,
-        "tf32x3",
-        frozenset({"splits"}),
+        name, f"{ROOM}.{body}:{name}", ChunkCall, *configs, facts, "tf32x3", frozenset({"splits"}),
         numbers=numbers,
     )
     # the number is the scale
-    for name, body, default, space, numbers in (
-        ("linear_attention_chunk_scores", "kernels", chunk_scores_default, chunk_scores_space, 1),
-        ("linear_attention_chunk_walk", "kernels", chunk_walk_default, chunk_walk_space, 0),
-        ("linear_attention_chunk_gradients", "gradients", chunk_gradients_default, chunk_gradients_space, 1),
+    for name, body, numbers, *configs in (
+        ("linear_attention_chunk_scores", "kernels", 1, space.chunk_scores_default, space.chunk_scores_space),
+        ("linear_attention_chunk_walk", "kernels", 0, space.chunk_walk_default, space.chunk_walk_space),
+        (
+            "linear_attention_chunk_gradients", "gradients", 1,
+            space.chunk_gradients_default, space.chunk_gradients_space,
+        ),
     )
-}
-
-
-PARTS = "scores", "walk", "gradients"
+}  # fmt: skip
 
 
 def call_of(p: Problem) -> ChunkCall:
@@ -168,18 +154,7 @@ def gradients(
 
 
 def forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: Some,
-    g_gamma: Some,
-    gk: Some,
-    gv: None,
-    scale: float,
-    initial_state: Some,
-    reverse: bool,
-    cu_seqlens: None,
-    choice: Choice | None = None,
+    q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, choice: Choice | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, last state), without gv and cu_seqlens; otherwise as linear_attention_launch.forward."""
     p = Problem.of(q, k, v, g, g_gamma, gk, None, scale, reverse, None)
@@ -189,22 +164,9 @@ def forward(
 
 
 def backward(
-    do: Some,
-    dend: Some,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: Some,
-    g_gamma: Some,
-    gk: Some,
-    gv: None,
-    scale: float,
-    initial_state: Some,
-    reverse: bool,
-    cu_seqlens: None,
-    wanted: Sequence[bool] | None = None,
-    choice: Choice | None = None,
-) -> tuple[Some, ...]:
+    do, dend, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens,
+    wanted: Sequence[bool] | None = None, choice: Choice | None = None,
+) -> tuple[Some, ...]:  # fmt: skip
     """As in recurrent.launch.backward: everything is computed again, nothing kept from the forward."""
     wanted = all_of((q, k, v, g, g_gamma, gk, gv, initial_state)) if wanted is None else wanted
     of_q, of_k, of_v, of_g, of_gamma, of_gk, _, of_start = wanted

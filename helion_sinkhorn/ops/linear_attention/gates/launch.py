@@ -18,17 +18,11 @@ KERNEL = "linear_attention_gates"
 BODY = f"helion_sinkhorn.ops.linear_attention.gates.kernels:{KERNEL}"
 KERNELS = {
     KERNEL: Kernel(
-        KERNEL,
-        BODY,
-        ChunkCall,
-        gates_default,
-        gates_space,
+        KERNEL, BODY, ChunkCall, gates_default, gates_space,
         lambda chosen, call, _, *constants: (*constants, chosen.reciprocal),
-        "tf32x3",
-        frozenset({"splits"}),
-        numbers=2,
+        "tf32x3", frozenset({"splits"}), numbers=2,
     ),
-}
+}  # fmt: skip
 
 
 WIDTH = 64
@@ -94,7 +88,7 @@ def gates(
 ) -> tuple[Some, Some]:
     """(the gradient of the gate of a side, dg (B T, H) in float32), each if it is wanted.
 
-    states, dstates: what walk_dq and walk_dk kept.
+    states, dstates: what the walks of dq and dk kept.
     """
     q, k, v, gk, gv = p.q, p.k, p.v, p.gk, p.gv
     if side == "gv":

@@ -89,15 +89,21 @@ def sums_in_order(chosen: Chosen) -> bool:
 def walk(
     p: Problem,
     result: str,
-    out: torch.Tensor,
     do: Some = None,
     start: Some = None,
     end: Some = None,
     states: Some = None,
     choice: Choice | None = None,
-) -> None:
-    """One launch: write out (B, T, H, D) and, if given, the last state and those at every SPAN steps."""
+) -> torch.Tensor:
+    """One launch: o, dq, dk or dv, as `result` says.
+
+    Args:
+        start: the state that the walk begins with: for dk and dv the gradient of the last state.
+        end: receives the last state: for dv the gradient of the first state.
+        states: receives h before every SPAN steps, or for dk its gradient after every SPAN steps.
+    """
     role, call = ROLES[result], p.call(result)
+    out = p.new_like(p.q if role.transposed else p.v)
     named = {"q": p.q, "k": p.k, "v": p.v, "do": do}
     q, k, v = [named[name] for name in role.operands]
     gk, gv = (p.gv, p.gk) if role.transposed else (p.gk, p.gv)
@@ -125,55 +131,11 @@ def walk(
         run_and_keep(chosen, views, own, tensors, key)
 
     launch_chosen(KERNELS[KERNEL], call, p.batch, p.q, make, choice)
-
-
-def walk_o(p: Problem, start: Some, end: Some, choice: Choice | None = None) -> torch.Tensor:
-    """o."""
-    o = p.new_like(p.v)
-    walk(p, "o", o, start=start, end=end, choice=choice)
-    return o
-
-
-def walk_dq(
-    p: Problem, do: torch.Tensor, start: Some, states: Some, choice: Choice | None = None
-) -> torch.Tensor:
-    """dq; states receives h before every SPAN steps."""
-    dq = p.new_like(p.q)
-    walk(p, "dq", dq, do, start, states=states, choice=choice)
-    return dq
-
-
-def walk_dk(
-    p: Problem, do: torch.Tensor, dend: Some, dstates: Some, choice: Choice | None = None
-) -> torch.Tensor:
-    """dk; dstates receives the gradient of h after every SPAN steps."""
-    dk = p.new_like(p.k)
-    walk(p, "dk", dk, do, dend, states=dstates, choice=choice)
-    return dk
-
-
-def walk_dv(
-    p: Problem, do: torch.Tensor, dend: Some, dstart: Some, choice: Choice | None = None
-) -> torch.Tensor:
-    """dv; dstart receives the gradient of the first state."""
-    dv = p.new_like(p.v)
-    walk(p, "dv", dv, do, dend, dstart, choice=choice)
-    return dv
+    return out
 
 
 def forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: Some,
-    g_gamma: Some,
-    gk: Some,
-    gv: Some,
-    scale: float,
-    initial_state: Some,
-    reverse: bool,
-    cu_seqlens: Some,
-    choices: Choices = NO_CHOICES,
+    q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, choices: Choices = NO_CHOICES
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, last state); the contract is linear_attention.recurrent_linear_attention's.
 
@@ -181,27 +143,14 @@ def forward(
     """
     p = Problem.fitting(q, k, v, g, g_gamma, gk, gv, scale, reverse, cu_seqlens)
     end = p.new_state()
-    o = walk_o(p, pad_to(initial_state, *p.sides), end, choices.get("o"))
+    o = walk(p, "o", start=pad_to(initial_state, *p.sides), end=end, choice=choices.get("o"))
     return unpad(o, v.size(-1)), unpad(end, q.size(-1), v.size(-1))
 
 
 def backward(
-    do: Some,
-    dend: Some,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: Some,
-    g_gamma: Some,
-    gk: Some,
-    gv: Some,
-    scale: float,
-    initial_state: Some,
-    reverse: bool,
-    cu_seqlens: Some,
-    wanted: Sequence[bool] | None = None,
-    choices: Choices = NO_CHOICES,
-) -> tuple[Some, ...]:
+    do, dend, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens,
+    wanted: Sequence[bool] | None = None, choices: Choices = NO_CHOICES,
+) -> tuple[Some, ...]:  # fmt: skip
     """Gradients of q, k, v, g, g_gamma, gk, gv and initial_state, None for each that is not wanted.
 
     A walk whose result is not wanted still runs if the gradients of gates need the states that it keeps.
@@ -217,10 +166,14 @@ def backward(
     do = torch.zeros_like(p.v) if do is None else pad_to(do, p.sides[1]).contiguous()
     start, dend = pad_to(initial_state, *p.sides), pad_to(dend, *p.sides)
     states, dstates = (p.kept_states(), p.kept_states()) if any(of_gates) else (None, None)
-    dq = walk_dq(p, do, start, states, choices.get("dq")) if of_q or any(of_gates) else None
-    dk = walk_dk(p, do, dend, dstates, choices.get("dk")) if of_k or any(of_gates) else None
+    dq = dk = dv = None
+    if of_q or any(of_gates):
+        dq = walk(p, "dq", do, start, states=states, choice=choices.get("dq"))
+    if of_k or any(of_gates):
+        dk = walk(p, "dk", do, dend, states=dstates, choice=choices.get("dk"))
     dstart = p.new_state() if of_start else None
-    dv = walk_dv(p, do, dend, dstart, choices.get("dv")) if of_v or of_start else None
+    if of_v or of_start:
+        dv = walk(p, "dv", do, dend, dstart, choice=choices.get("dv"))
     dgates, dg = {}, None
     for side, both in wanted_sides(p.gates, of_gates).items():
         # the last side computes those of g and g_gamma

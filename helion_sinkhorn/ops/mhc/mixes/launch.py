@@ -8,18 +8,8 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.ops.mhc.mixes.space import (
-    CHUNK,
-    MixesCall,
-    backward_default,
-    backward_space,
-    partials_default,
-    partials_space,
-    reduce_default,
-    reduce_space,
-    split_default,
-    split_space,
-)
+from helion_sinkhorn.ops.mhc.mixes import space
+from helion_sinkhorn.ops.mhc.mixes.space import CHUNK, MixesCall
 from helion_sinkhorn.ops.mhc.prepared import prepared
 from helion_sinkhorn.ops.mhc.streams import leading
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
@@ -37,7 +27,6 @@ SHARE = 64
 
 
 def partials_facts(chosen: Chosen, call: MixesCall, precision: str) -> tuple[Any, ...]:
-    """What the body of PARTIALS takes after its tensors."""
     splits = -(-call.columns // CHUNK)
     return call.m, call.columns, splits, CHUNK, call.block_m, call.x_parts, call.parts, chosen.interpret
 
@@ -54,21 +43,22 @@ def backward_facts(
 
 
 KERNELS = {
-    name: Kernel(
-        name, f"{BODIES}:{name}", MixesCall, default, space, facts, traits=frozenset({trait}), size=size
-    )
-    for name, default, space, facts, trait, size in (
+    name: Kernel(name, f"{BODIES}:{name}", MixesCall, *own, traits=frozenset({trait}), size=size)
+    for name, trait, size, *own in (
         (
-            SPLIT, split_default, split_space, lambda chosen, call, rows: (rows, call.columns, call.parts),
-            "splits", lambda call: call.m,
+            SPLIT, "splits", lambda call: call.m, space.split_default, space.split_space,
+            lambda chosen, call, rows: (rows, call.columns, call.parts),
         ),
-        (PARTIALS, partials_default, partials_space, partials_facts, "splits", None),
-        (REDUCE, reduce_default, reduce_space, lambda chosen, call, *values: values, "norms", None),
+        (PARTIALS, "splits", None, space.partials_default, space.partials_space, partials_facts),
         (
-            UPSTREAM, reduce_default, reduce_space, lambda chosen, call, _: (call.parts, chosen.reciprocal),
-            "splits", None,
+            REDUCE, "norms", None, space.reduce_default, space.reduce_space,
+            lambda chosen, call, *values: values,
         ),
-        (BACKWARD, backward_default, backward_space, backward_facts, "splits", None),
+        (
+            UPSTREAM, "splits", None, space.reduce_default, space.reduce_space,
+            lambda chosen, call, _: (call.parts, chosen.reciprocal),
+        ),
+        (BACKWARD, "splits", None, space.backward_default, space.backward_space, backward_facts),
     )
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Keyed
-from helion_sinkhorn.runtime.space import Grid, Items, power_of_two
+from helion_sinkhorn.runtime.space import Grid, Items, power_of_two, staged, tile
 
 CHUNK = 1024
 """Columns that one program of the forward adds up: fixed, so that a token's bits are the same in any batch.
@@ -54,23 +54,13 @@ class MixesCall(Keyed):
 
 
 def forward_config(rows: int, warps: int, stages: int) -> Items:
-    """A config with `rows` tokens a program, which loads `stages` steps at a time."""
-    return (
-        ("block_sizes", (BLOCK_K, rows)),
-        ("num_warps", warps),
-        ("num_stages", stages),
-        ("range_num_stages", (0, stages)),
-    )
+    """A config with `rows` tokens a program."""
+    return staged((BLOCK_K, rows), warps, stages)
 
 
 def backward_config(rows: int, columns: int, warps: int, stages: int) -> Items:
     """A config with `columns` of x a program, which takes `rows` tokens at a time."""
-    return (
-        ("block_sizes", (rows, columns)),
-        ("num_warps", warps),
-        ("num_stages", stages),
-        ("range_num_stages", (0, stages)),
-    )
+    return staged((rows, columns), warps, stages)
 
 
 def split_default(call: MixesCall, device: Device) -> tuple[Items, Items]:
@@ -95,15 +85,12 @@ def partials_space(call: MixesCall, device: Device) -> tuple[Grid, ...]:
 
 
 def reduce_default(call: MixesCall, device: Device) -> tuple[Items, Items]:
-    return (("block_sizes", (fewest_rows(call, device),)), ("num_warps", 1)), ()
+    return tile(fewest_rows(call, device), 1), ()
 
 
 def reduce_space(call: MixesCall, device: Device) -> tuple[Grid, ...]:
     fewest = fewest_rows(call, device)
-    few = [
-        (("block_sizes", (fewest * more,)), ("num_warps", warps)) for more in (1, 2, 4, 8) for warps in (1, 4)
-    ]
-    return ({"config": tuple(few)},)
+    return ({"config": tuple(tile(fewest * more, w) for more in (1, 2, 4, 8) for w in (1, 4))},)
 
 
 def fewest_rows(call: MixesCall, device: Device) -> int:

@@ -8,34 +8,18 @@ backward (dx, dfn).  All take any leading shape; `implementation` is "helion" or
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from helion_sinkhorn.ops.mhc.mixes import eager
 from helion_sinkhorn.ops.mhc.streams import leading
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import (
-    define,
-    differentiable,
-    differentiates,
-    last,
-    on_device,
-    without_autocast,
-)
+from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
 from helion_sinkhorn.runtime.wanted import cast, filled, only
 
 FORWARD, BACKWARD = "hc_mixes", "hc_mixes_backward"
 PRENORM, PRENORM_BACKWARD = "hc_mixes_prenorm", "hc_mixes_prenorm_backward"
-
-
-@functools.cache
-def _launch():
-    """The launcher, imported by the first call that needs it."""
-    from helion_sinkhorn.ops.mhc.mixes import launch
-
-    return launch
+implementations = Implementations("helion_sinkhorn.ops.mhc.mixes.launch", eager)
 
 
 def _tokens(x: torch.Tensor, columns: int) -> torch.Tensor:
@@ -45,10 +29,9 @@ def _tokens(x: torch.Tensor, columns: int) -> torch.Tensor:
 
 def forward(x, fn, norm_eps, eps_outside, precision, implementation):
     """(mixes, norms); see api.hc_mixes."""
-    if implementation == "helion" and x.numel() > 0:
-        with on_device(x):
-            return _launch().forward(x, fn, norm_eps, eps_outside, precision)
-    with without_autocast(x):
+    with implementations.computing(x, implementation) as by:
+        if by is not eager:
+            return by.forward(x, fn, norm_eps, eps_outside, precision)
         mixes, norms = eager.forward(_tokens(x, fn.size(1)), fn, norm_eps, eps_outside)
     lead = leading(x, fn)
     return mixes.view(*lead, mixes.size(-1)), norms.view(*lead, 2)
@@ -56,12 +39,11 @@ def forward(x, fn, norm_eps, eps_outside, precision, implementation):
 
 def backward(dmixes, x, fn, mixes, norms, precision, implementation, wanted):
     """(dx, dfn) from what `forward` was given and returned."""
-    if implementation == "helion" and x.numel() > 0:
-        with on_device(x):
-            return filled(_launch().backward(dmixes, x, fn, mixes, norms, precision, wanted), (x, fn))
-    (m, size) = fn.shape
-    rows = _tokens(dmixes, m), _tokens(x, size), fn, _tokens(mixes, m), _tokens(norms, 2)
-    with without_autocast(x):
+    m, size = fn.shape
+    with implementations.computing(x, implementation) as by:
+        if by is not eager:
+            return filled(by.backward(dmixes, x, fn, mixes, norms, precision, wanted), (x, fn))
+        rows = _tokens(dmixes, m), _tokens(x, size), fn, _tokens(mixes, m), _tokens(norms, 2)
         dx, dfn = eager.backward(*rows, wanted)
     return filled((None if dx is None else dx.view(x.shape), dfn), (x, fn))
 
@@ -71,12 +53,11 @@ def prenorm(x, fn, precision, implementation):
     # results are made in their shapes: where there are several, autograd lets nobody change a view in place
     product, square = _empty_prenorm(x, fn, precision, implementation)
     rows = product.view(square.numel(), fn.size(0)), square.view(-1)
-    if implementation == "helion" and x.numel() > 0:
-        with on_device(x):
-            _launch().prenorm(x, fn, precision, *rows)
-    else:
-        with without_autocast(x):
+    with implementations.computing(x, implementation) as by:
+        if by is eager:
             eager.prenorm(_tokens(x, fn.size(1)), fn, *rows)
+        else:
+            by.prenorm(x, fn, precision, *rows)
     return product, square
 
 
@@ -85,12 +66,10 @@ def prenorm_backward(dproduct, dsquare, x, fn, precision, implementation, wanted
     if dproduct is None or dsquare is None:
         zeros = (t.zero_() for t in _empty_prenorm(x, fn, precision, implementation))
         dproduct, dsquare = (z if d is None else d for d, z in zip((dproduct, dsquare), zeros, strict=True))
-    if implementation == "helion" and x.numel() > 0:
-        with on_device(x):
-            found = _launch().prenorm_backward(dproduct, dsquare, x, fn, precision, wanted)
-        return filled(found, (x, fn))
     m, size = fn.shape
-    with without_autocast(x):
+    with implementations.computing(x, implementation) as by:
+        if by is not eager:
+            return filled(by.prenorm_backward(dproduct, dsquare, x, fn, precision, wanted), (x, fn))
         given = _tokens(dproduct, m), dsquare.reshape(-1), _tokens(x, size), fn
         dx, dfn = eager.prenorm_backward(*given, wanted)
     return filled((None if dx is None else dx.view(x.shape), dfn), (x, fn))

@@ -9,13 +9,8 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.ops.mhc.out import room
-from helion_sinkhorn.ops.mhc.post.space import (
-    PostCall,
-    backward_default,
-    backward_space,
-    forward_default,
-    forward_space,
-)
+from helion_sinkhorn.ops.mhc.post import space
+from helion_sinkhorn.ops.mhc.post.space import PostCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, Tensors, launch
 from helion_sinkhorn.runtime.views import flattened, flattened_streams, in_pieces
@@ -28,20 +23,18 @@ WITHOUT_COLUMNS = 3, 4, 8, 9
 
 
 def forward_facts(chosen: Chosen, call: PostCall, comb_order: str) -> tuple[Any, ...]:
-    """What the forward's body takes after its tensors."""
     return call.n, call.columns, comb_order == "oi", chosen.reciprocal
 
 
 def backward_facts(chosen: Chosen, call: PostCall, comb_order: str) -> tuple[Any, ...]:
-    """What the backward's body takes after its tensors."""
     return call.n, call.served, -(-call.n // call.served), comb_order == "oi", chosen.reciprocal
 
 
 KERNELS = {
-    name: Kernel(name, f"{BODIES}:{name}", PostCall, default, space, facts, traits=frozenset({"in place"}))
-    for name, default, space, facts in (
-        (FORWARD, forward_default, forward_space, forward_facts),
-        (BACKWARD, backward_default, backward_space, backward_facts),
+    name: Kernel(name, f"{BODIES}:{name}", PostCall, *own, traits=frozenset({"in place"}))
+    for name, *own in (
+        (FORWARD, space.forward_default, space.forward_space, forward_facts),
+        (BACKWARD, space.backward_default, space.backward_space, backward_facts),
     )
 }
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Keyed
-from helion_sinkhorn.runtime.space import Grid, Items, largest_run, power_of_two, streamed
+from helion_sinkhorn.runtime.space import Grid, Items, by_loads, largest_run, power_of_two
 from helion_sinkhorn.runtime.views import VECTOR_BYTES
 
 BACKWARD_WARPS = 4
@@ -39,12 +39,6 @@ class PostCall(Keyed):
         return f"{self.dtype} {self.n}x{self.columns}"
 
 
-def forward_config(call: PostCall, device: Device, warps: int, vectors: int = 1) -> Items:
-    """Blocks in which a thread makes `vectors` loads of 16 bytes; shorter rows share a block."""
-    tokens, columns = streamed(call, device, warps, vectors)
-    return ("block_sizes", (tokens, columns)), ("num_warps", warps)
-
-
 def backward_config(call: PostCall, device: Device, warps: int, stages: int) -> Items:
     """One token a block, a piece of its columns for each thread; `stages` blocks are loaded at a time."""
     block = min(power_of_two(call.columns // call.run), warps * device.warp_size)
@@ -52,7 +46,7 @@ def backward_config(call: PostCall, device: Device, warps: int, stages: int) -> 
 
 
 def forward_default(call: PostCall, device: Device) -> tuple[Items, Items]:
-    return forward_config(call, device, 4), ()
+    return by_loads(call, device, 4), ()
 
 
 def backward_default(call: PostCall, device: Device) -> tuple[Items, Items]:
@@ -60,7 +54,7 @@ def backward_default(call: PostCall, device: Device) -> tuple[Items, Items]:
 
 
 def forward_space(call: PostCall, device: Device) -> tuple[Grid, ...]:
-    return ({"config": tuple(forward_config(call, device, w, v) for w in (1, 2, 4, 8) for v in (1, 2))},)
+    return ({"config": tuple(by_loads(call, device, w, v) for w in (1, 2, 4, 8) for v in (1, 2))},)
 
 
 def backward_space(call: PostCall, device: Device) -> tuple[Grid, ...]:

@@ -7,55 +7,34 @@ The gradient of the bias is the sum of df, which is computed here.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from helion_sinkhorn.ops.mhc.post import eager
 from helion_sinkhorn.runtime import own_gradient
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import (
-    define,
-    differentiable,
-    differentiates,
-    last,
-    on_device,
-    without_autocast,
-)
+from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
 from helion_sinkhorn.runtime.wanted import filled, only
 
 FORWARD, BACKWARD = "hc_post", "hc_post_backward"
 ARGUMENTS = "Tensor f, Tensor x, Tensor post, Tensor comb, Tensor? bias, str comb_order, str implementation"
-
-
-@functools.cache
-def _launch():
-    """The launcher, imported by the first call that needs it."""
-    from helion_sinkhorn.ops.mhc.post import launch
-
-    return launch
+implementations = Implementations("helion_sinkhorn.ops.mhc.post.launch", eager)
 
 
 def forward(f, x, *rest, **out):
     """The new streams; see api.hc_post."""
     *rest, implementation = rest
-    if implementation == "pytorch" or x.numel() == 0:
-        with without_autocast(x):
-            return eager.forward(f, x, *rest)
-    with on_device(x):
-        return _launch().forward(f, x, *rest, **out)
+    with implementations.computing(x, implementation) as by:
+        # kernels write into `out`
+        return by.forward(f, x, *rest) if by is eager else by.forward(f, x, *rest, **out)
 
 
 def backward(grad, f, x, *rest):
     """(df, dx, dpost, dcomb)."""
     post, comb, bias, comb_order, implementation, wanted = rest
     given = grad, f, x, post, comb, bias, comb_order, wanted
-    if implementation == "pytorch" or x.numel() == 0:
-        with without_autocast(x):
-            return filled(eager.backward(*given), given[1:5])
-    with on_device(x):
-        return filled(_launch().backward(*given), given[1:5])
+    with implementations.computing(x, implementation) as by:
+        return filled(by.backward(*given), given[1:5])
 
 
 def _empty_result(f, x, *rest):

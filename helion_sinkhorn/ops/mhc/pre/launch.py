@@ -9,13 +9,8 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.ops.mhc.out import room
-from helion_sinkhorn.ops.mhc.pre.space import (
-    PreCall,
-    backward_default,
-    backward_space,
-    forward_default,
-    forward_space,
-)
+from helion_sinkhorn.ops.mhc.pre import space
+from helion_sinkhorn.ops.mhc.pre.space import PreCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, launch
 from helion_sinkhorn.runtime.space import power_of_two
@@ -27,7 +22,6 @@ BODIES = "helion_sinkhorn.ops.mhc.pre.kernels"
 
 
 def forward_facts(chosen: Chosen, call: PreCall) -> tuple[Any, ...]:
-    """What the forward's body takes after its tensors."""
     return call.n, call.columns, chosen.reciprocal
 
 
@@ -37,10 +31,10 @@ def backward_facts(chosen: Chosen, call: Any) -> tuple[Any, ...]:
 
 
 KERNELS = {
-    name: Kernel(name, f"{BODIES}:{name}", PreCall, default, space, facts)
-    for name, default, space, facts in (
-        (FORWARD, forward_default, forward_space, forward_facts),
-        (BACKWARD, backward_default, backward_space, backward_facts),
+    name: Kernel(name, f"{BODIES}:{name}", PreCall, *own)
+    for name, *own in (
+        (FORWARD, space.forward_default, space.forward_space, forward_facts),
+        (BACKWARD, space.backward_default, space.backward_space, backward_facts),
     )
 }
 

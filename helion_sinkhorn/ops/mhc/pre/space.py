@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Keyed
-from helion_sinkhorn.runtime.space import Grid, Items, streamed
+from helion_sinkhorn.runtime.space import Grid, Items, by_loads, default_only, streamed
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,8 @@ class PreCall(Keyed):
         return f"{self.dtype} {self.n}x{self.columns}"
 
 
-def config(call: PreCall, device: Device, warps: int, vectors: int = 1) -> Items:
-    """Blocks in which a thread makes `vectors` loads of 16 bytes; shorter rows share a block."""
-    tokens, columns = streamed(call, device, warps, vectors)
-    return ("block_sizes", (tokens, columns)), ("num_warps", warps)
-
-
 def by_columns(call: PreCall, device: Device, warps: int, vectors: int = 1) -> Items:
-    """One token a program, which takes the token's columns in blocks of the size of `config`.
+    """One token a program, which takes the token's columns in blocks of the size of `by_loads`.
 
     On AMD short rows get fewer waves, since several waves that hold the same columns would add them up in
     different orders.
@@ -40,7 +34,7 @@ def by_columns(call: PreCall, device: Device, warps: int, vectors: int = 1) -> I
 
 
 def forward_default(call: PreCall, device: Device) -> tuple[Items, Items]:
-    return config(call, device, 4), ()
+    return by_loads(call, device, 4), ()
 
 
 def backward_default(call: PreCall, device: Device) -> tuple[Items, Items]:
@@ -56,17 +50,16 @@ def backward_default(call: PreCall, device: Device) -> tuple[Items, Items]:
 
 
 def forward_space(call: PreCall, device: Device) -> tuple[Grid, ...]:
-    few = [config(call, device, w, v) for w in (1, 2, 4, 8) for v in (1, 2)]
+    few = [by_loads(call, device, w, v) for w in (1, 2, 4, 8) for v in (1, 2)]
     if device.vendor == "nvidia":
         # both were found by EFFORT=full with 8192 tokens of 4 x 4096 on an H200.  Programs next to each other
         # that share columns instead of tokens take 85.0 us instead of 87.0 under Triton 3.6; loads that stay
         # in the L2 cache take 84.5 us instead of 86.7 under 3.9
-        few += [(*config(call, device, w), ("loop_orders", ((1, 0),))) for w in (4, 8)]
+        few += [(*by_loads(call, device, w), ("loop_orders", ((1, 0),))) for w in (4, 8)]
         stays = ("load_eviction_policies", ("last",) * (2 * call.n))
-        few += [(*config(call, device, w), stays) for w in (8, 16)]
+        few += [(*by_loads(call, device, w), stays) for w in (8, 16)]
     return ({"config": tuple(few)},)
 
 
-def backward_space(call: PreCall, device: Device) -> tuple[Grid, ...]:
-    """The default only: another block would add up a token's columns in another order."""
-    return ({"config": (backward_default(call, device)[0],)},)
+# another block would add up a token's columns in another order
+backward_space = default_only(backward_default)

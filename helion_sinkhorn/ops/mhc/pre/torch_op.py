@@ -6,47 +6,25 @@
 
 from __future__ import annotations
 
-import functools
-
 from helion_sinkhorn.ops.mhc.pre import eager
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import (
-    define,
-    differentiable,
-    differentiates,
-    last,
-    on_device,
-    without_autocast,
-)
+from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
 from helion_sinkhorn.runtime.wanted import filled, only
 
 FORWARD, BACKWARD = "hc_pre", "hc_pre_backward"
-
-
-@functools.cache
-def _launch():
-    """The launcher, imported by the first call that needs it."""
-    from helion_sinkhorn.ops.mhc.pre import launch
-
-    return launch
+implementations = Implementations("helion_sinkhorn.ops.mhc.pre.launch", eager)
 
 
 def forward(x, pre, implementation):
     """y; see api.hc_pre."""
-    if implementation == "pytorch" or x.numel() == 0:
-        with without_autocast(x):
-            return eager.forward(x, pre)
-    with on_device(x):
-        return _launch().forward(x, pre)
+    with implementations.computing(x, implementation) as by:
+        return by.forward(x, pre)
 
 
 def backward(dy, x, pre, implementation, wanted):
     """(dx, dpre)."""
-    if implementation == "pytorch" or x.numel() == 0:
-        with without_autocast(x):
-            return filled(eager.backward(dy, x, pre, wanted), (x, pre))
-    with on_device(x):
-        return filled(_launch().backward(dy, x, pre, wanted), (x, pre))
+    with implementations.computing(x, implementation) as by:
+        return filled(by.backward(dy, x, pre, wanted), (x, pre))
 
 
 def _empty_result(x, pre, implementation):

@@ -28,7 +28,7 @@ from helion_sinkhorn.runtime.checks import (
     refuse_shape,
 )
 from helion_sinkhorn.runtime.export import named_for_export
-from helion_sinkhorn.runtime.tokens import may_be_distributed, register_sharding_for
+from helion_sinkhorn.runtime.tokens import has_dtensor, register_sharding_for
 from helion_sinkhorn.runtime.torch_op import PLAIN, differentiates
 from helion_sinkhorn.runtime.updates import updated
 
@@ -80,7 +80,7 @@ def crossing(
     has_kernels = comb is None and options.has_kernels
     alike = has_kernels and (serves == "pytorch" or not beyond_parts(options, *x.shape[-2:]))
     tensors = x, *site[:5], weights, *(update or ())
-    distributed = may_be_distributed(*tensors) and _distributed(*tensors)
+    distributed = has_dtensor(*tensors)
     computed = serves == "helion" and alike and options.norm_eps >= SMALLEST_NORM_EPS and not distributed
     summed = update is not None and alike and not computed and composed.loses_digits(x, update[-1])
     if update is not None and not (computed or summed):
@@ -152,13 +152,6 @@ def coefficients(
 def beyond_parts(options: SiteOptions, n: int, columns: int) -> bool:
     """Whether the kernels of a part do not take the call."""
     return beyond_kernels(n, options.sinkhorn_iters, options.eps) is not None or columns == 1
-
-
-def _distributed(*tensors: object) -> bool:
-    """Whether any is a DTensor."""
-    from torch.distributed.tensor import DTensor
-
-    return any(isinstance(t, DTensor) for t in tensors)
 
 
 _kind, _device = attrgetter("dtype", "layout", "is_nested"), attrgetter("device")

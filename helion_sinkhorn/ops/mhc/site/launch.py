@@ -19,13 +19,8 @@ from helion_sinkhorn.ops.mhc.options import SiteOptions
 from helion_sinkhorn.ops.mhc.out import NONE, Out
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
 from helion_sinkhorn.ops.mhc.pre.normed import launch as normed_launch
-from helion_sinkhorn.ops.mhc.site.space import (
-    SiteCall,
-    backward_default,
-    backward_space,
-    weights_default,
-    weights_space,
-)
+from helion_sinkhorn.ops.mhc.site import space
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.mhc.split import launch as split_launch
 from helion_sinkhorn.runtime.kernel import Choice, Kernel, default_choice
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, device_of
@@ -36,24 +31,17 @@ WEIGHTS, BACKWARD = "hc_site_weights", "hc_site_backward"
 KERNELS = {
     # the backward of hc_pre without dx
     WEIGHTS: Kernel(
-        WEIGHTS,
-        pre_launch.KERNELS[pre_launch.BACKWARD].body,
-        SiteCall,
-        weights_default,
-        weights_space,
-        pre_launch.backward_facts,
+        WEIGHTS, pre_launch.KERNELS[pre_launch.BACKWARD].body, SiteCall,
+        space.weights_default, space.weights_space, pre_launch.backward_facts,
     ),
     # the backward of hc_mixes with the other gradients of the streams
     BACKWARD: Kernel(
-        BACKWARD,
-        mixes_launch.KERNELS[mixes_launch.BACKWARD].body,
-        SiteCall,
-        backward_default,
-        backward_space,
+        BACKWARD, mixes_launch.KERNELS[mixes_launch.BACKWARD].body, SiteCall,
+        space.backward_default, space.backward_space,
         lambda chosen, call, *values: mixes_launch.backward_facts(chosen, call.mixes, *values),
         traits=frozenset({"splits", "in place"}),
     ),
-}
+}  # fmt: skip
 Tensors = tuple[torch.Tensor, ...]
 
 

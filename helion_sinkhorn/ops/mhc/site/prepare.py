@@ -7,9 +7,10 @@ import torch
 from helion_sinkhorn.ops.mhc.mixes.api import PRECISIONS
 from helion_sinkhorn.ops.mhc.prepared import prepare
 from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
+from helion_sinkhorn.ops.mhc.site.torch_op import implementations
 from helion_sinkhorn.ops.mhc.streams import streams_of
 from helion_sinkhorn.runtime.checks import check_flag, check_option, check_tensor, implementation_for
-from helion_sinkhorn.runtime.torch_op import are_eager, on_device
+from helion_sinkhorn.runtime.torch_op import are_eager
 from helion_sinkhorn.runtime.views import parameter
 
 
@@ -60,7 +61,7 @@ def hc_prepare(fn: torch.Tensor, *, boundary: bool = False, precision: str = "fl
 
     # the parts are the same for streams of any dtype
     call = call_for(n, fn.shape[1] // n, torch.bfloat16, precision)
-    with torch.no_grad(), on_device(fn):
+    with torch.no_grad(), implementations.launching(fn):
         rows = parameter(fn)
         if boundary and n <= MOST_STREAMS:
             prepare(fn, of_boundary.LAYOUT, call.mixes.parts, lambda: of_boundary.split_of(rows, call))

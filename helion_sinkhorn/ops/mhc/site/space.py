@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Keyed
 from helion_sinkhorn.ops.mhc.mixes import space as mixes
 from helion_sinkhorn.ops.mhc.pre import space as pre
-from helion_sinkhorn.runtime.space import Grid, Items
+from helion_sinkhorn.runtime.space import Items, default_only
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,16 @@ class SiteCall(Keyed):
         return f"{self.dtype} {self.n}x{self.columns} {self.precision}"
 
 
+def of_mixes(choose: Callable[[mixes.MixesCall, Device], Any]) -> Callable[[SiteCall, Device], Any]:
+    """A default or a space of the projection, for the call of a site."""
+    return lambda call, device: choose(call.mixes, device)
+
+
 def weights_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
     return pre.backward_default(call.pre, device)
 
 
-def weights_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
-    return pre.backward_space(call.pre, device)
+weights_space = default_only(weights_default)
 
 
 def backward_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
@@ -51,5 +57,4 @@ def backward_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
     return config, variant
 
 
-def backward_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
-    return mixes.backward_space(call.mixes, device)
+backward_space = of_mixes(mixes.backward_space)

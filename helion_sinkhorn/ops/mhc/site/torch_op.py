@@ -18,12 +18,12 @@ from helion_sinkhorn.runtime import own_gradient
 from helion_sinkhorn.runtime.direct import apply_directly
 from helion_sinkhorn.runtime.tokens import roles
 from helion_sinkhorn.runtime.torch_op import (
+    Implementations,
     define,
     differentiable,
     differentiates,
     last,
     no_forward_mode,
-    on_device,
     with_signature,
 )
 from helion_sinkhorn.runtime.wanted import cast, filled, only
@@ -33,22 +33,15 @@ CONSTANTS = (
     "int n_iters, float eps, float norm_eps, float post_mult, float pre_eps, float post_eps, str comb_order, "
     "str precision, bool eps_outside, float y_norm_eps"
 )
-
-
-@functools.cache
-def _launch():
-    """The launcher, imported by the first call that needs it."""
-    from helion_sinkhorn.ops.mhc.site import launch
-
-    return launch
+implementations = Implementations("helion_sinkhorn.ops.mhc.site.launch")
 
 
 def forward(x, *arguments, **out):
     """(y, pre, post, comb, mixes, norms)."""
     if x.numel() == 0:
         return tuple(t.zero_() for t in empty_results(x, *arguments))
-    with on_device(x):
-        return _launch().forward(x, *arguments, **out)
+    with implementations.launching(x) as launch:
+        return launch.forward(x, *arguments, **out)
 
 
 def backward(dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, *arguments, into=None):
@@ -60,8 +53,8 @@ def backward(dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, *ar
     if x.numel() == 0:
         return tuple(t.zero_() for t in _empty_gradients(*given))
     *given, wanted = given
-    with on_device(x):
-        made = _launch().backward(*given, wanted=wanted, into=into)
+    with implementations.launching(x) as launch:
+        made = launch.backward(*given, wanted=wanted, into=into)
     return filled(made, (x, fn, base, weights, base))
 
 

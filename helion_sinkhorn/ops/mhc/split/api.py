@@ -13,7 +13,6 @@ from helion_sinkhorn.ops.mhc.split.partials import Reduce
 from helion_sinkhorn.ops.mhc.streams import COMB_ORDERS, MOST_STREAMS
 from helion_sinkhorn.ops.sinkhorn.api import FORMS, MOST_ITERS, check_eps
 from helion_sinkhorn.runtime.checks import (
-    DTYPES,
     as_int,
     check_finite,
     check_flag,
@@ -21,6 +20,7 @@ from helion_sinkhorn.runtime.checks import (
     check_int,
     check_number,
     check_option,
+    check_out_dtype,
     check_same_device,
     check_same_dtype,
     check_tensor,
@@ -158,8 +158,7 @@ def _check(mixes, scale, base, n, n_iters, out_dtype) -> None:
             "n^2 comb columns"
         )
     check_parameters(scale, base, n, "mixes", mixes)
-    if out_dtype is not None and out_dtype not in DTYPES:
-        raise TypeError(f"out_dtype is {out_dtype}; use one of {', '.join(map(str, DTYPES))}, or None")
+    check_out_dtype(out_dtype)
 
 
 def has_kernels(form, n_iters) -> bool:

@@ -8,13 +8,8 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.ops.mhc.split.space import (
-    HcCall,
-    backward_default,
-    backward_space,
-    forward_default,
-    forward_space,
-)
+from helion_sinkhorn.ops.mhc.split import space
+from helion_sinkhorn.ops.mhc.split.space import HcCall
 from helion_sinkhorn.ops.mhc.split.views import (
     At,
     gradient_views,
@@ -29,8 +24,6 @@ from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import (
     MOST_REPEATS,
     Chosen,
-    chosen_for,
-    device_of,
     launch,
     launch_chosen,
     launch_kept,
@@ -67,7 +60,6 @@ def shared(call: HcCall, eps: float, choice: Choice) -> tuple[bool, bool]:
 def forward_facts(
     chosen: Chosen, call: HcCall, constants: tuple[Any, ...], norm: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """What the body of the forward takes after its tensors."""
     n_iters, eps, *others, comb_order = constants
     return (
         call.n, n_iters, eps, call.deepseek, *others, comb_order == "oi", *norm,
@@ -78,7 +70,6 @@ def forward_facts(
 def backward_facts(
     chosen: Chosen, call: HcCall, eps: float, post_mult: float, comb_order: str
 ) -> tuple[Any, ...]:
-    """What the body of the backward takes after its tensors."""
     variant = dict(chosen.choice.variant)
     length = variant.get("length", 1)
     return (
@@ -90,21 +81,18 @@ def backward_facts(
 
 KERNELS = {
     name: Kernel(
-        name,
-        f"{BODIES}:{body}",
-        HcCall,
-        default,
-        space,
-        facts,
-        traits=frozenset({"normalises", "gates", *traits}),
+        name, f"{BODIES}:{body}", HcCall, *own, traits=frozenset({"normalises", "gates", *traits})
     )
-    for name, body, default, space, facts, traits in (
-        (FORWARD, FORWARD, forward_default, forward_space, forward_facts, ("returns float32",)),
+    for name, body, traits, *own in (
+        (FORWARD, FORWARD, ("returns float32",), space.forward_default, space.forward_space, forward_facts),
         # the forward with partial sums for mixes, which loads more, so that other configs may be the best
-        (REDUCED, FORWARD, forward_default, forward_space, forward_facts, ("returns float32", "norms")),
-        (BACKWARD, BACKWARD, backward_default, backward_space, backward_facts, ()),
+        (
+            REDUCED, FORWARD, ("returns float32", "norms"),
+            space.forward_default, space.forward_space, forward_facts,
+        ),
+        (BACKWARD, BACKWARD, (), space.backward_default, space.backward_space, backward_facts),
     )
-}
+}  # fmt: skip
 
 
 def forward(
@@ -291,10 +279,3 @@ def backward(
 def tiles_of(choice: Choice, tokens: int) -> int:
     """The number of tiles of a launch, each of which has a row of sums."""
     return -(-tokens // dict(choice.config)["block_sizes"][0])
-
-
-def describe(mixes: torch.Tensor, n: int, n_iters: int, eps: float) -> tuple[str, str, str]:
-    """(device, forward choice, backward choice) for these arguments, in words."""
-    call, tokens = call_for(n, n_iters, eps, mixes.dtype), mixes.numel() // mixes.size(-1)
-    chosen = (str(chosen_for(KERNELS[name], call, tokens, mixes)) for name in (FORWARD, BACKWARD))
-    return f"{device_of(mixes).key} ({mixes.device})", *chosen

@@ -12,19 +12,10 @@ All take any leading shape; `implementation` is "helion" or "pytorch".
 
 from __future__ import annotations
 
-import functools
-
 from helion_sinkhorn.ops.mhc.split import eager
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import (
-    define,
-    differentiable,
-    differentiates,
-    last,
-    on_device,
-    without_autocast,
-)
+from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
 from helion_sinkhorn.runtime.wanted import filled, only
 
 FORWARD, BACKWARD = "hc_split_sinkhorn", "hc_split_sinkhorn_backward"
@@ -34,50 +25,35 @@ CONSTANTS = (
     "str implementation"
 )
 ARGUMENTS = f"Tensor mixes, Tensor scale, Tensor base, {CONSTANTS}"
-
-
-@functools.cache
-def _launch():
-    """The launcher, imported by the first call that needs it."""
-    from helion_sinkhorn.ops.mhc.split import launch
-
-    return launch
+implementations = Implementations("helion_sinkhorn.ops.mhc.split.launch", eager)
 
 
 def forward(mixes, scale, base, n, *arguments):
     """(pre, post, comb); see api.hc_split_sinkhorn."""
     *arguments, implementation, out_dtype = arguments
-    if implementation == "pytorch" or mixes.numel() == 0:
-        with without_autocast(mixes):
-            return eager.forward(mixes, scale, base, n, *arguments, out_dtype)
-    with on_device(mixes):
-        return _launch().forward(mixes, scale, base, n, *arguments, out_dtype)
+    with implementations.computing(mixes, implementation) as by:
+        return by.forward(mixes, scale, base, n, *arguments, out_dtype)
 
 
 def forward_reduced(partials, squares, scale, base, size, norm_eps, eps_outside, n, *arguments):
     """(pre, post, comb, mixes, norms) of partial sums."""
     *arguments, implementation, out_dtype = arguments
-    if implementation == "pytorch" or partials.numel() == 0:
-        with without_autocast(partials):
-            mixes, norms = eager.reduce(partials, squares, size, norm_eps, eps_outside)
-            # the fake operator says that they are, whatever the layout of the partial sums
-            mixes = mixes.contiguous()
-            return *eager.forward(mixes, scale, base, n, *arguments, out_dtype), mixes, norms
-    norm = size, norm_eps, eps_outside
-    with on_device(partials):
-        run = _launch().forward_reduced
-        return run(partials, squares, scale, base, *norm, n, *arguments, out_dtype)
+    norm, own = (size, norm_eps, eps_outside), (n, *arguments, out_dtype)
+    with implementations.computing(partials, implementation) as by:
+        if by is not eager:
+            return by.forward_reduced(partials, squares, scale, base, *norm, *own)
+        mixes, norms = eager.reduce(partials, squares, *norm)
+        # the fake operator says that they are, whatever the layout of the partial sums
+        mixes = mixes.contiguous()
+        return *eager.forward(mixes, scale, base, *own), mixes, norms
 
 
 def backward(dpre, dpost, dcomb, mixes, scale, base, n, *arguments):
     """(dmixes, dbase and dscale) from the arguments of `forward` only."""
     *arguments, implementation, wanted = arguments
     given = dpre, dpost, dcomb, mixes, scale, base, n, *arguments, wanted
-    if implementation == "pytorch" or mixes.numel() == 0:
-        with without_autocast(mixes):
-            return filled(eager.backward(*given), (mixes, base))
-    with on_device(mixes):
-        return filled(_launch().backward(*given), (mixes, base))
+    with implementations.computing(mixes, implementation) as by:
+        return filled(by.backward(*given), (mixes, base))
 
 
 def _empty_results(mixes, scale, base, n, *arguments):
@@ -167,8 +143,3 @@ HcSplitSinkhornBackward = last(BACKWARD, FORWARD, call_backward)
 roles(FORWARD, "tpp -> ttt", _empty_results, before(1))
 roles(REDUCED, "sspp -> ttttt", _empty_reduced, before(2))
 roles(BACKWARD, "ttttpp -> t+", _empty_gradients, before(1, 3))
-
-
-def describe(mixes, n, n_iters, eps) -> tuple[str, str, str]:
-    """(device, forward choice, backward choice) of the kernels for these arguments."""
-    return _launch().describe(mixes, n, n_iters, eps)

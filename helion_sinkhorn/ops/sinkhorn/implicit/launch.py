@@ -7,12 +7,7 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.implicit.space import (
-    implicit_cg_default,
-    implicit_cg_space,
-    implicit_direct_default,
-    implicit_direct_space,
-)
+from helion_sinkhorn.ops.sinkhorn.implicit import space
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import cg_steps, solver_for
 from helion_sinkhorn.ops.sinkhorn.launch import describe
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
@@ -25,7 +20,6 @@ ROOM = "helion_sinkhorn.ops.sinkhorn.implicit"
 
 
 def direct_facts(chosen: Chosen, call: SinkhornCall, system: str, *_: Any) -> tuple[Any, ...]:
-    """What the body of elimination takes after its tensors."""
     packed = is_packed(chosen.choice) and system == "corrected"
     return call.n, call.m, system == "corrected", chosen.reciprocal, packed
 
@@ -33,7 +27,6 @@ def direct_facts(chosen: Chosen, call: SinkhornCall, system: str, *_: Any) -> tu
 def cg_facts(
     chosen: Chosen, call: SinkhornCall, system: str, steps: int, tall: bool, *_: Any
 ) -> tuple[Any, ...]:
-    """What the body of conjugate gradients takes after its tensors."""
     by_lanes = holds_blocks(chosen.choice, tall) and lanes_first(call, chosen.choice)
     return call.n, call.m, steps, system, chosen.reciprocal, by_lanes
 
@@ -49,14 +42,15 @@ def is_packed(choice: Choice) -> bool:
 
 
 KERNELS = {
-    name: Kernel(
-        name, f"{ROOM}.{body}:{name}", SinkhornCall, default, space, facts, traits=frozenset({"normalises"})
+    name: Kernel(name, f"{ROOM}.{body}:{name}", SinkhornCall, *own, traits=frozenset({"normalises"}))
+    for name, body, *own in (
+        (
+            "sinkhorn_implicit_direct", "direct",
+            space.implicit_direct_default, space.implicit_direct_space, direct_facts,
+        ),
+        ("sinkhorn_implicit_cg", "cg", space.implicit_cg_default, space.implicit_cg_space, cg_facts),
     )
-    for name, body, default, space, facts in (
-        ("sinkhorn_implicit_direct", "direct", implicit_direct_default, implicit_direct_space, direct_facts),
-        ("sinkhorn_implicit_cg", "cg", implicit_cg_default, implicit_cg_space, cg_facts),
-    )
-}
+}  # fmt: skip
 
 
 @functools.lru_cache(maxsize=4096)

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from helion_sinkhorn.ops.sinkhorn import torch_op as exact
 from helion_sinkhorn.ops.sinkhorn.implicit import eager
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import (
-    define,
-    differentiable,
-    differentiates,
-    last,
-    on_device,
-)
+from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
 
 FORWARD, BACKWARD = "sinkhorn_implicit", "sinkhorn_implicit_backward"
-
-
-@functools.cache
-def _launch():
-    """The launcher, imported by the first call that needs it."""
-    from helion_sinkhorn.ops.sinkhorn.implicit import launch
-
-    return launch
+implementations = Implementations("helion_sinkhorn.ops.sinkhorn.implicit.launch")
 
 
 def forward(logits, n_iters, eps, form, first, implementation, out_dtype, system, solver):
@@ -37,8 +22,8 @@ def backward(grad, p, n_iters, implementation, dtype, system, solver):
     """dX at P, as if P were a fixed point."""
     if implementation == "pytorch":
         return eager.backward(grad, p, n_iters, system, solver, dtype)
-    with on_device(p):
-        return _launch().implicit_backward(grad, p, n_iters, system, solver, dtype)
+    with implementations.launching(p) as launch:
+        return launch.implicit_backward(grad, p, n_iters, system, solver, dtype)
 
 
 def _empty_dx(grad, p, n_iters, implementation, dtype, system, solver):
@@ -72,8 +57,3 @@ SinkhornImplicit = differentiable(FORWARD, "sinkhorn", call, _keep_p, _gradient)
 SinkhornImplicitBackward = last(BACKWARD, "sinkhorn", call_backward)
 roles(FORWARD, "t -> t", exact.empty_p, before(2))
 roles(BACKWARD, "tt -> t", _empty_dx, before(2))
-
-
-def describe(logits, n_iters, eps, form, first, solver) -> tuple[str, str, str]:
-    """The result of the exact operator's `describe`, with the kernel of the implicit gradient."""
-    return _launch().describe_implicit(logits, n_iters, eps, form, first, solver)

@@ -15,7 +15,6 @@ from helion_sinkhorn.ops.sinkhorn.large.space import (
     columns_default,
     columns_space,
     of_logs_default,
-    once,
     rows_default,
     rows_space,
     whole_default,
@@ -29,6 +28,7 @@ from helion_sinkhorn.ops.sinkhorn.large.space import (
 )
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Choices, Chosen, chosen_for, launch, repeated
+from helion_sinkhorn.runtime.space import default_only
 
 ROOM = "helion_sinkhorn.ops.sinkhorn.large"
 
@@ -81,25 +81,25 @@ KERNELS = {
         name, f"{ROOM}.{body}:{name}", LargeCall, default, space, facts, numbers=numbers,
     )
     for name, body, default, space, facts, numbers in (
-        ("sinkhorn_large_first", "kernels", rows_default, once(rows_default), rows_facts, 0),
+        ("sinkhorn_large_first", "kernels", rows_default, default_only(rows_default), rows_facts, 0),
         ("sinkhorn_large_step", "kernels", rows_default, rows_space, rows_facts, 0),
         ("sinkhorn_large_columns", "kernels", columns_default, columns_space, parts_facts, 0),
         (
-            "sinkhorn_large_columns_of_logs", "kernels", of_logs_default, once(of_logs_default), parts_facts,
-            0,
+            "sinkhorn_large_columns_of_logs", "kernels", of_logs_default, default_only(of_logs_default),
+            parts_facts, 0,
         ),
-        ("sinkhorn_large_write", "kernels", write_default, once(write_default), sizes, 0),
-        ("sinkhorn_large_sums", "adjoint", rows_default, once(rows_default), rows_facts, 0),
-        ("sinkhorn_large_turn", "adjoint", rows_default, once(rows_default), rows_facts, 0),
+        ("sinkhorn_large_write", "kernels", write_default, default_only(write_default), sizes, 0),
+        ("sinkhorn_large_sums", "adjoint", rows_default, default_only(rows_default), rows_facts, 0),
+        ("sinkhorn_large_turn", "adjoint", rows_default, default_only(rows_default), rows_facts, 0),
         ("sinkhorn_large_back", "adjoint", rows_default, rows_space, rows_facts, 0),
         ("sinkhorn_large_gather", "adjoint", columns_default, columns_space, columns_facts, 0),
         ("sinkhorn_large_gradient", "adjoint", whole_default, whole_space, sizes, 0),
-        ("sinkhorn_large_eps_first", "eps_kernels", rows_default, once(rows_default), eps_rows, 1),
+        ("sinkhorn_large_eps_first", "eps_kernels", rows_default, default_only(rows_default), eps_rows, 1),
         ("sinkhorn_large_eps_step", "eps_kernels", rows_default, rows_space, eps_rows, 2),
         ("sinkhorn_large_eps_columns", "eps_kernels", columns_default, columns_space, eps_columns, 1),
-        ("sinkhorn_large_eps_write", "eps_kernels", write_default, once(write_default), eps_whole, 1),
-        ("sinkhorn_large_eps_sums", "eps_kernels", rows_default, once(rows_default), eps_rows, 1),
-        ("sinkhorn_large_eps_turn", "eps_kernels", rows_default, once(rows_default), eps_rows, 2),
+        ("sinkhorn_large_eps_write", "eps_kernels", write_default, default_only(write_default), eps_whole, 1),
+        ("sinkhorn_large_eps_sums", "eps_kernels", rows_default, default_only(rows_default), eps_rows, 1),
+        ("sinkhorn_large_eps_turn", "eps_kernels", rows_default, default_only(rows_default), eps_rows, 2),
         ("sinkhorn_large_eps_back", "eps_kernels", rows_default, rows_space, eps_rows, 2),
         ("sinkhorn_large_wide_first", "wide_kernels", wide_rows_default, wide_rows_space, sizes, 0),
         ("sinkhorn_large_wide_logs", "wide_kernels", wide_columns_default, wide_columns_space, sizes, 0),

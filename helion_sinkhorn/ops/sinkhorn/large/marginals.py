@@ -11,7 +11,7 @@ import torch
 from helion_sinkhorn.ops.sinkhorn.large import torch_op
 from helion_sinkhorn.runtime.checks import DTYPES, check_finite, check_same_device, type_of
 from helion_sinkhorn.runtime.pieces import computing
-from helion_sinkhorn.runtime.tokens import may_be_distributed
+from helion_sinkhorn.runtime.tokens import has_dtensor
 
 INTEGERS = torch.int64, torch.int32
 LEAST_SHARE = {torch.float32: -80.0, torch.float64: -600.0}
@@ -56,9 +56,11 @@ class Transport:
         check_finite("temperature", self.temperature, accepted)
         if not least <= self.temperature <= most:
             raise ValueError(f"temperature is {float(self.temperature)}; pass {accepted}")
-        if self.has_marginals:
-            _refuse_distributed(
-                logits, self.log_rows, self.log_columns, self.row_lengths, self.column_lengths
+        given = logits, self.log_rows, self.log_columns, self.row_lengths, self.column_lengths
+        if self.has_marginals and has_dtensor(*given):
+            raise NotImplementedError(
+                "marginals and lengths take no DTensors; call on the .to_local() of all tensors, logits "
+                "sharded before their last two dimensions"
             )
         *lead, n, m = logits.shape
         sides = ("row", self.log_rows, self.row_lengths, n), ("col", self.log_columns, self.column_lengths, m)
@@ -79,19 +81,6 @@ class Transport:
                 f"log_{given}_marginals is given, and log_{missing}_marginals is not; pass both where ranks "
                 "share the rows"
             )
-
-
-def _refuse_distributed(*tensors: object) -> None:
-    """Raise NotImplementedError if one of the tensors is a DTensor."""
-    if not may_be_distributed(*tensors):
-        return
-    from torch.distributed.tensor import DTensor
-
-    if any([isinstance(t, DTensor) for t in tensors]):
-        raise NotImplementedError(
-            "marginals and lengths take no DTensors; call on the .to_local() of all tensors, logits sharded "
-            "before their last two dimensions"
-        )
 
 
 def _check_one(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from helion_sinkhorn.configs.device import Device
@@ -118,13 +117,3 @@ def wide_columns_default(call: LargeCall, device: Device) -> tuple[Items, Items]
 def wide_columns_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
     blocks = (16, 64), (8, 128), (16, 128), (32, 128), (8, 256), (4, 512)
     return ({"config": tuple((("block_sizes", b), ("num_warps", w)) for b in blocks for w in (4, 8))},)
-
-
-def once(default: Callable[..., tuple[Items, Items]]) -> Callable[..., tuple[Grid, ...]]:
-    """The space of a kernel that a call launches only once or twice, which is its default."""
-
-    def space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
-        config, variant = default(call, device)
-        return ({"config": (config,), **{name: (value,) for name, value in variant}},)
-
-    return space

@@ -8,32 +8,22 @@ the process groups over which the rows are sharded; there are `lines` rows in al
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.large import eager
 from helion_sinkhorn.ops.sinkhorn.large.sides import empty_gradients, empty_results
 from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import (
+    Implementations,
     define,
     differentiable,
     differentiates,
     last,
-    on_device,
     without_autocast,
 )
 
-
-@functools.cache
-def _launch():
-    """The launcher, imported by the first call that needs it."""
-    from helion_sinkhorn.ops.sinkhorn.large import launch
-
-    return launch
-
-
 FORWARD, BACKWARD = "sinkhorn_large", "sinkhorn_large_backward"
+implementations = Implementations("helion_sinkhorn.ops.sinkhorn.large.launch")
 
 
 def forward(
@@ -43,8 +33,8 @@ def forward(
     """(P, f, g, vectors of rows, vectors of columns)."""
     given = logits, log_rows, log_columns, n_iters, eps, first, temperature, keep, out_dtype
     if implementation == "helion":
-        with on_device(logits):
-            return _launch().forward(*given, groups=groups, lines=lines)
+        with implementations.launching(logits) as launch:
+            return launch.forward(*given, groups=groups, lines=lines)
     with without_autocast(logits):
         return eager.forward(*given, groups, lines)
 
@@ -56,8 +46,8 @@ def backward(
     """(dX, gradients of both marginals) from the kept vectors of the iterations."""
     given = dp, df, dg, logits, log_rows, log_columns, of_rows, of_columns, eps, first, temperature
     if implementation == "helion":
-        with on_device(logits):
-            return _launch().backward(*given)
+        with implementations.launching(logits) as launch:
+            return launch.backward(*given)
     with without_autocast(logits):
         return eager.backward(*given, groups, lines)
 
@@ -119,8 +109,3 @@ SinkhornLarge = differentiable(FORWARD, "sinkhorn", call, _keep, _gradient)
 SinkhornLargeBackward = last(BACKWARD, "sinkhorn", call_backward)
 roles(FORWARD, "ttt -> tttss", _empty_results, before(2))
 roles(BACKWARD, "ttttttss -> ttt", _empty_gradients, before(2, 3))
-
-
-def describe(logits, first, eps) -> tuple[str, str, str]:
-    """(device, forward choice, backward choice) of the kernels that read a matrix in each iteration."""
-    return _launch().describe(logits, first, eps)

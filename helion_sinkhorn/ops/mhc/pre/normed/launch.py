@@ -9,13 +9,8 @@ import torch
 
 from helion_sinkhorn.ops.mhc.out import room
 from helion_sinkhorn.ops.mhc.pre.launch import call_for
-from helion_sinkhorn.ops.mhc.pre.normed.space import (
-    SHARES,
-    backward_default,
-    backward_space,
-    forward_default,
-    forward_space,
-)
+from helion_sinkhorn.ops.mhc.pre.normed import space
+from helion_sinkhorn.ops.mhc.pre.normed.space import SHARES
 from helion_sinkhorn.ops.mhc.pre.space import PreCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, launch
@@ -34,11 +29,11 @@ def facts(chosen: Chosen, call: PreCall, *values: Any) -> tuple[Any, ...]:
 
 KERNELS = {
     name: Kernel(
-        name, f"{BODIES}:{name}", PreCall, default, space, facts, traits=frozenset({"norms"}), numbers=numbers
+        name, f"{BODIES}:{name}", PreCall, *configs, facts, traits=frozenset({"norms"}), numbers=numbers
     )
-    for name, default, space, numbers in (
-        (FORWARD, forward_default, forward_space, 0),
-        (BACKWARD, backward_default, backward_space, 1),
+    for name, numbers, *configs in (
+        (FORWARD, 0, space.forward_default, space.forward_space),
+        (BACKWARD, 1, space.backward_default, space.backward_space),
     )
 }
 

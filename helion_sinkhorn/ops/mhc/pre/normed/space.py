@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.mhc.pre.space import PreCall
-from helion_sinkhorn.runtime.space import Grid, Items, power_of_two
+from helion_sinkhorn.runtime.space import Grid, Items, default_only, power_of_two
 
 SHARES = 256
 """Programs of the backward, each with a row of sums over its tokens."""
@@ -33,8 +33,7 @@ def forward_default(call: PreCall, device: Device) -> tuple[Items, Items]:
     return (("num_warps", forward_warps(call, device)),), ()
 
 
-def forward_space(call: PreCall, device: Device) -> tuple[Grid, ...]:
-    return ({"config": (forward_default(call, device)[0],)},)
+forward_space = default_only(forward_default)
 
 
 def backward_warps(call: PreCall, device: Device) -> int:

@@ -7,50 +7,27 @@ leading shape; `implementation` is "helion" or "pytorch".
 
 from __future__ import annotations
 
-import functools
-
 from helion_sinkhorn.ops.mhc.pre.normed import eager
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import (
-    define,
-    differentiable,
-    differentiates,
-    last,
-    on_device,
-    without_autocast,
-)
+from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
 from helion_sinkhorn.runtime.wanted import cast, filled, only
 
 FORWARD, BACKWARD, PUBLIC = "hc_pre_normed", "hc_pre_normed_backward", "hc_pre"
 ARGUMENTS = "Tensor x, Tensor pre, Tensor norm_weight, float norm_eps, str implementation"
-
-
-@functools.cache
-def _launch():
-    """The launcher, imported by the first call that needs it."""
-    from helion_sinkhorn.ops.mhc.pre.normed import launch
-
-    return launch
+implementations = Implementations("helion_sinkhorn.ops.mhc.pre.normed.launch", eager)
 
 
 def forward(x, pre, weight, eps, implementation):
     """u; see api.hc_pre."""
-    if implementation == "pytorch" or x.numel() == 0:
-        with without_autocast(x):
-            return eager.forward(x, pre, weight, eps)
-    with on_device(x):
-        return _launch().forward(x, pre, weight, eps)
+    with implementations.computing(x, implementation) as by:
+        return by.forward(x, pre, weight, eps)
 
 
 def backward(du, x, pre, weight, eps, implementation, dtype, wanted):
     """(dx, dpre, dweight)."""
-    given = du, x, pre, weight, eps, dtype, wanted
-    if implementation == "pytorch" or x.numel() == 0:
-        with without_autocast(x):
-            return filled(eager.backward(*given), given[1:4])
-    with on_device(x):
-        return filled(_launch().backward(*given), given[1:4])
+    with implementations.computing(x, implementation) as by:
+        return filled(by.backward(du, x, pre, weight, eps, dtype, wanted), (x, pre, weight))
 
 
 def _empty_result(x, pre, *arguments):

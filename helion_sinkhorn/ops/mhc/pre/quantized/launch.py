@@ -22,7 +22,6 @@ def has_cast(chosen: Chosen) -> bool:
 
 
 def facts(chosen: Chosen, call: QuantizeCall, *numbers: int) -> tuple[Any, ...]:
-    """What the body takes after its tensors."""
     forms = call.scales == "e8m0", call.layout == "column"
     return *numbers, call.columns // call.group, *forms, has_cast(chosen), chosen.interpret
 

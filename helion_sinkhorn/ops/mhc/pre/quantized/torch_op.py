@@ -5,34 +5,24 @@ It has no gradient.  By PyTorch the function is no operator, so that a compiler 
 
 from __future__ import annotations
 
-import functools
-
 from helion_sinkhorn.ops.mhc.pre.quantized import eager
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import define, on_device
+from helion_sinkhorn.runtime.torch_op import Implementations, define
 
 NAME = "quantize"
-
-
-@functools.cache
-def _launch():
-    """The launcher, imported by the first call that needs it."""
-    from helion_sinkhorn.ops.mhc.pre.quantized import launch
-
-    return launch
+implementations = Implementations("helion_sinkhorn.ops.mhc.pre.quantized.launch", eager)
 
 
 def forward(u, *rest):
     """(values, scales); see mhc.quantized.quantize."""
-    if u.numel() == 0:
-        return eager.forward(u, *rest)
-    with on_device(u):
-        return _launch().forward(u, *rest)
+    with implementations.computing(u, "helion") as by:
+        return by.forward(u, *rest)
 
 
 def _empty_results(u, group, scales, layout, floor):
-    values, made = _launch().room(u, group, scales, layout)
-    return values, _launch().as_returned(made, u, layout)
+    launch = implementations.launcher
+    values, made = launch.room(u, group, scales, layout)
+    return values, launch.as_returned(made, u, layout)
 
 
 call = define(

@@ -12,17 +12,10 @@ from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.pre.normed.launch import normalise
 from helion_sinkhorn.ops.mhc.prepared import prepared
 from helion_sinkhorn.ops.mhc.site import launch as site_launch
+from helion_sinkhorn.ops.mhc.site.boundary import space
 from helion_sinkhorn.ops.mhc.site.boundary.finish import launch as finish
 from helion_sinkhorn.ops.mhc.site.boundary.finish.launch import FINISH
-from helion_sinkhorn.ops.mhc.site.boundary.space import (
-    MOST_STREAMS,
-    WIDTH,
-    chunk_of,
-    forward_default,
-    forward_space,
-    split_default,
-    split_space,
-)
+from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS, WIDTH, chunk_of
 from helion_sinkhorn.ops.mhc.site.launch import Tensors, call_for, coefficients, collapsed
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
@@ -38,13 +31,11 @@ BODIES = "helion_sinkhorn.ops.mhc.site.boundary.kernels"
 
 
 def split_facts(chosen: Chosen, call: SiteCall) -> tuple[Any, ...]:
-    """What the body of SPLIT takes after its tensors."""
     mixes = call.mixes
     return mixes.m, call.n, call.columns, WIDTH, power_of_two(call.n), mixes.parts
 
 
 def forward_facts(chosen: Chosen, call: SiteCall, precision: str, comb_order: str) -> tuple[Any, ...]:
-    """The same of FORWARD."""
     mixes, chunk = call.mixes, chunk_of(call)
     return (
         mixes.m, call.n, call.columns, -(-call.columns // chunk), chunk, WIDTH,
@@ -54,18 +45,11 @@ def forward_facts(chosen: Chosen, call: SiteCall, precision: str, comb_order: st
 
 KERNELS = {
     name: Kernel(
-        name,
-        f"{BODIES}:{name}",
-        SiteCall,
-        default,
-        space,
-        facts,
-        traits=frozenset({"splits", "in place"}),
-        size=size,
+        name, f"{BODIES}:{name}", SiteCall, *own, traits=frozenset({"splits", "in place"}), size=size
     )
-    for name, default, space, facts, size in (
-        (SPLIT, split_default, split_space, split_facts, lambda call: call.mixes.m),
-        (FORWARD, forward_default, forward_space, forward_facts, None),
+    for name, size, *own in (
+        (SPLIT, lambda call: call.mixes.m, space.split_default, space.split_space, split_facts),
+        (FORWARD, None, space.forward_default, space.forward_space, forward_facts),
     )
 } | {FINISH: finish.KERNEL}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.mhc.mixes import space as mixes
 from helion_sinkhorn.ops.mhc.mixes.space import BLOCK_K, CHUNK
-from helion_sinkhorn.ops.mhc.site.space import SiteCall
-from helion_sinkhorn.runtime.space import Grid, Items
+from helion_sinkhorn.ops.mhc.site.space import SiteCall, of_mixes
+from helion_sinkhorn.runtime.space import Grid, Items, staged
 
 MOST_STREAMS = 4
 """The most that the kernel takes: with old streams, a new one and coefficients registers are full."""
@@ -28,20 +28,10 @@ def chunk_of(call: SiteCall) -> int:
 
 def config(rows: int, warps: int, stages: int) -> Items:
     """`rows` tokens a program, and `stages` steps on their way."""
-    return (
-        ("block_sizes", (rows,)),
-        ("num_warps", warps),
-        ("num_stages", stages),
-        ("range_num_stages", (0, stages)),
-    )
+    return staged((rows,), warps, stages)
 
 
-def split_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
-    return mixes.split_default(call.mixes, device)
-
-
-def split_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
-    return mixes.split_space(call.mixes, device)
+split_default, split_space = of_mixes(mixes.split_default), of_mixes(mixes.split_space)
 
 
 def forward_default(call: SiteCall, device: Device) -> tuple[Items, Items]:

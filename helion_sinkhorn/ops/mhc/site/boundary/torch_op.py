@@ -19,40 +19,20 @@ from helion_sinkhorn.ops.mhc.site import torch_op as of_site
 from helion_sinkhorn.ops.mhc.split.torch_op import of_parameters
 from helion_sinkhorn.runtime import own_gradient
 from helion_sinkhorn.runtime.tokens import roles
-from helion_sinkhorn.runtime.torch_op import (
-    define,
-    differentiable,
-    differentiates,
-    last,
-    on_device,
-)
+from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
 from helion_sinkhorn.runtime.wanted import cast, filled, only
 
 FORWARD, BACKWARD = "hc_boundary", "hc_boundary_backward"
-
-
-@functools.cache
-def _launch():
-    """The launcher, imported by the first call that needs it."""
-    from helion_sinkhorn.ops.mhc.site.boundary import launch
-
-    return launch
-
-
-@functools.cache
-def _launch_backward():
-    """The launcher of the backward, imported by the first call that needs it."""
-    from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
-
-    return ways
+implementations = Implementations("helion_sinkhorn.ops.mhc.site.boundary.launch")
+backwards = Implementations("helion_sinkhorn.ops.mhc.site.boundary.backward.ways")
 
 
 def forward(f, x, *arguments, **out):
     """(streams, y, pre, post, comb, mixes, norms)."""
     if x.numel() == 0:
         return tuple(t.zero_() for t in _empty_results(f, x, *arguments))
-    with on_device(x):
-        return _launch().forward(f, x, *arguments, **out)
+    with implementations.launching(x) as launch:
+        return launch.forward(f, x, *arguments, **out)
 
 
 def _empty_results(f, x, *arguments):
@@ -79,8 +59,7 @@ def backward(dstreams, dy, dpre, dpost, dcomb, f, x, post, comb, bias, *given, o
         empty = _empty_gradients(*upstream, f, x, post, comb, bias, *given)
         return tuple(t.zero_() for t in empty)
     weights, fn, _, base, *_ = kept
-    with on_device(x):
-        ways = _launch_backward()
+    with backwards.launching(x) as ways:
         given = f, x, post, comb, *kept
         made = ways.backward(ways.Asked(upstream, given, bias, own, tuple(constants), wanted, over))
     return filled(made, (f, x, post, comb, fn, base, weights, base))

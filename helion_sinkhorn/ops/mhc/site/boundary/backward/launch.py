@@ -8,17 +8,8 @@ from typing import Any, NamedTuple
 import torch
 
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
-from helion_sinkhorn.ops.mhc.site.boundary.backward.space import (
-    CHUNK,
-    backward_default,
-    backward_space,
-    projection_default,
-    projection_space,
-    second_default,
-    second_space,
-    sums_default,
-    sums_space,
-)
+from helion_sinkhorn.ops.mhc.site.boundary.backward import space
+from helion_sinkhorn.ops.mhc.site.boundary.backward.space import CHUNK
 from helion_sinkhorn.ops.mhc.site.boundary.launch import split_of
 from helion_sinkhorn.ops.mhc.site.boundary.space import WIDTH
 from helion_sinkhorn.ops.mhc.site.launch import Tensors
@@ -38,7 +29,6 @@ BODIES = "helion_sinkhorn.ops.mhc.site.boundary.backward.kernels"
 def backward_facts(
     chosen: Chosen, call: SiteCall, precision: str, comb_order: str, together: bool, again: bool
 ) -> tuple[Any, ...]:
-    """What the body of BACKWARD takes after its tensors."""
     mixes = call.mixes
     return (
         mixes.m, call.n, call.columns, -(-call.columns // CHUNK), CHUNK, WIDTH, mixes.block_m, mixes.dx_parts,
@@ -47,12 +37,10 @@ def backward_facts(
 
 
 def sums_facts(chosen: Chosen, call: SiteCall, *values: Any) -> tuple[Any, ...]:
-    """What the body of SUMS takes after its tensors."""
     return (-(-call.columns // CHUNK),)
 
 
 def projection_facts(chosen: Chosen, call: SiteCall, precision: str, shares: int) -> tuple[Any, ...]:
-    """What the body of PROJECTION takes after its tensors."""
     mixes = call.mixes
     return (
         mixes.m, call.n, call.columns, shares, mixes_launch.SHARE, mixes.block_m, mixes.x_parts, mixes.parts,
@@ -60,15 +48,19 @@ def projection_facts(chosen: Chosen, call: SiteCall, precision: str, shares: int
     )  # fmt: skip
 
 
+CROSSES = frozenset({"splits", "in place"})
 KERNELS = {
-    name: Kernel(name, f"{BODIES}:{body}", SiteCall, default, space, facts, traits=frozenset(traits))
-    for name, body, default, space, facts, traits in (
-        (BACKWARD, BACKWARD, backward_default, backward_space, backward_facts, ("splits", "in place")),
-        (SECOND, BACKWARD, second_default, second_space, backward_facts, ("splits", "in place")),
-        (SUMS, SUMS, sums_default, sums_space, sums_facts, ()),
-        (PROJECTION, PROJECTION, projection_default, projection_space, projection_facts, ("splits",)),
+    name: Kernel(name, f"{BODIES}:{body}", SiteCall, *own, traits=traits)
+    for name, body, traits, *own in (
+        (BACKWARD, BACKWARD, CROSSES, space.backward_default, space.backward_space, backward_facts),
+        (SECOND, BACKWARD, CROSSES, space.second_default, space.second_space, backward_facts),
+        (SUMS, SUMS, frozenset(), space.sums_default, space.sums_space, sums_facts),
+        (
+            PROJECTION, PROJECTION, frozenset({"splits"}),
+            space.projection_default, space.projection_space, projection_facts,
+        ),
     )
-}
+}  # fmt: skip
 
 
 class Pass(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.mhc.mixes import space as mixes
 from helion_sinkhorn.ops.mhc.site.boundary.space import config
-from helion_sinkhorn.ops.mhc.site.space import SiteCall
-from helion_sinkhorn.runtime.space import Grid, Items, power_of_two
+from helion_sinkhorn.ops.mhc.site.space import SiteCall, of_mixes
+from helion_sinkhorn.runtime.space import Grid, Items, power_of_two, tile
 
 CHUNK = 512
 """Columns of each stream that one program adds up: fixed, so that a token's bits are the same in any batch.
@@ -69,13 +69,12 @@ def second_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
 
 
 def sums_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
-    return (("block_sizes", (fewest_tokens(call, device),)), ("num_warps", 1)), ()
+    return tile(fewest_tokens(call, device), 1), ()
 
 
 def sums_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
     fewest = fewest_tokens(call, device)
-    few = [(("block_sizes", (fewest * more,)), ("num_warps", w)) for more in (1, 2, 4, 8) for w in (1, 4)]
-    return ({"config": tuple(few)},)
+    return ({"config": tuple(tile(fewest * more, w) for more in (1, 2, 4, 8) for w in (1, 4))},)
 
 
 def fewest_tokens(call: SiteCall, device: Device) -> int:
@@ -83,9 +82,4 @@ def fewest_tokens(call: SiteCall, device: Device) -> int:
     return max(1, 4 * device.warp_size // power_of_two(call.n * call.n))
 
 
-def projection_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
-    return mixes.backward_default(call.mixes, device)
-
-
-def projection_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
-    return mixes.backward_space(call.mixes, device)
+projection_default, projection_space = of_mixes(mixes.backward_default), of_mixes(mixes.backward_space)

@@ -23,7 +23,6 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def facts(chosen: Chosen, call: SiteCall, splits: int, options: SiteOptions) -> tuple[Any, ...]:
-    """What the body takes after its tensors."""
     of = split_launch.call_for(call.n, options.sinkhorn_iters, options.eps, torch.float32)
     threads = dict(chosen.choice.config)["num_warps"] * chosen.device.warp_size
     return (

@@ -6,7 +6,7 @@ from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.mhc.pre.normed.space import forward_warps
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.mhc.split import space as split
-from helion_sinkhorn.runtime.space import Grid, Items
+from helion_sinkhorn.runtime.space import Items, default_only
 
 FEW = 256
 """Tokens up to which one launch is shorter than three.
@@ -21,6 +21,4 @@ def default(call: SiteCall, device: Device) -> tuple[Items, Items]:
     return (("num_warps", forward_warps(call.pre, device)),), variant
 
 
-def space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
-    config, variant = default(call, device)
-    return ({"config": (config,), **{name: (value,) for name, value in variant}},)
+space = default_only(default)

@@ -18,7 +18,6 @@ LAST = "hc_boundary_last"
 
 
 def facts(chosen: Chosen, call: SiteCall, comb_order: str, eps: float) -> tuple[Any, ...]:
-    """What the body takes after its tensors."""
     return call.n, call.columns, comb_order == "oi", eps, chosen.reciprocal
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.mhc.pre.normed.space import warps_for
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
-from helion_sinkhorn.runtime.space import Grid, Items
+from helion_sinkhorn.runtime.space import Items, default_only
 
 MOST_STREAMS, MOST_COLUMNS = 4, 8192
 """A thread of 8 warps has 32 entries of each row, and 122 registers: two programs share a multiprocessor."""
@@ -19,6 +19,5 @@ def default(call: SiteCall, device: Device) -> tuple[Items, Items]:
     return (("num_warps", min(8, warps_for(call.pre, device, 16))),), ()
 
 
-def space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
-    """Only the default: other threads would add up a token's squares in another order."""
-    return ({"config": (default(call, device)[0],)},)
+# other threads would add up a token's squares in another order
+space = default_only(default)

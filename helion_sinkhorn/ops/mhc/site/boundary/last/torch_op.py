@@ -5,28 +5,19 @@ It has no gradient: a call that needs one is made of hc_post and hc_pre.
 
 from __future__ import annotations
 
-import functools
-
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import define, on_device
+from helion_sinkhorn.runtime.torch_op import Implementations, define
 
 NAME = "hc_last"
-
-
-@functools.cache
-def _launch():
-    """The launcher, imported by the first call that needs it."""
-    from helion_sinkhorn.ops.mhc.site.boundary.last import launch
-
-    return launch
+implementations = Implementations("helion_sinkhorn.ops.mhc.site.boundary.last.launch")
 
 
 def forward(f, x, *rest):
     """y; see mhc.last.hc_last."""
     if x.numel() == 0:
         return _empty_result(f, x)
-    with on_device(x):
-        return _launch().forward(f, x, *rest)
+    with implementations.launching(x) as launch:
+        return launch.forward(f, x, *rest)
 
 
 def _empty_result(f, x, *rest):
