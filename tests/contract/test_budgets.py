@@ -192,7 +192,8 @@ CALLS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "call", "different"), CALLS, ids=str)
+# the address of a function is another one in each process
+@pytest.mark.parametrize(("name", "call", "different"), CALLS, ids=lambda v: getattr(v, "__name__", str(v)))
 def test_every_config_that_is_tried_is_within_its_budget(name, call, different):
     """One of those that are alike in reference mode, which knows neither warps nor stages."""
     for choice in different(candidates(KERNELS[name], call, DEVICES["h200"])):
