@@ -44,7 +44,7 @@ def at(index, value: Callable[[torch.Tensor], torch.Tensor]) -> Change:
 
 
 def cleared(*where: object) -> Change:
-    """0 at an index; what is not finite stays."""
+    """0 at an index; what is not finite becomes NaN."""
     return at(where, lambda t: 0 * t[where])
 
 

@@ -49,14 +49,16 @@ def _within(context: Any, value: Any) -> Iterator[Any]:
 
 
 class Implementations:
-    """What computes an operator: its launcher, and a module with the same functions by PyTorch.
+    """What computes an operator: its launcher, and a module `eager` with the same functions by PyTorch.
 
-    Its methods return contexts whose value is one of the two.
+    `launching` and `chosen_for` return contexts, whose value is one of the two.
     """
 
     def __init__(self, launcher: str, eager: Any = None) -> None:
         """`launcher` is the name of what the first call that needs it imports, "module" or "module:name"."""
-        self._name, self._eager = launcher, contextlib.nullcontext(eager)
+        # without a colon a module that cannot be imported would be reported as a missing attribute
+        self._name = launcher if ":" in launcher else f"{launcher}:"
+        self._eager = contextlib.nullcontext(eager)
 
     @functools.cached_property
     def launcher(self) -> Any:
@@ -72,9 +74,9 @@ class Implementations:
             return self._launcher_here
         return _within(torch.cuda.device(x.device), self.launcher)
 
-    def computing(self, x: torch.Tensor, implementation: str) -> contextlib.AbstractContextManager[Any]:
-        """What computes a call on x: PyTorch, without autocast, also where there is nothing to launch."""
-        if implementation == "helion" and x.numel() > 0:
+    def chosen_for(self, x: torch.Tensor, implementation: str) -> contextlib.AbstractContextManager[Any]:
+        """The launcher, or `eager` without autocast if PyTorch is asked for or nothing can be launched."""
+        if implementation != "pytorch" and x.numel() > 0:
             return self.launching(x)
         if _is_autocast_on():
             return _within(without_autocast(x), self._eager.enter_result)

@@ -81,7 +81,6 @@ def test_readme_of_a_folder_without_text_or_with_a_damaged_file(folder, refused)
 
 
 def test_check_tells_each_file_when_its_programs_are_compiled(folder, monkeypatch, capsys):
-
     def compile_for(device, jobs, workers, report):
         for job in reversed(jobs):
             report(types.SimpleNamespace(job=job, problems=(), compiled=True))

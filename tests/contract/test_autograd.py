@@ -198,15 +198,16 @@ def test_autocast_changes_no_bit(name, row):
     for dtype, autocast in (
         ("float32", torch.bfloat16), ("narrow", torch.float16), ("float64", torch.bfloat16),
     ):  # fmt: skip
-        if name == "hc_post, without comb" and (dtype, autocast) == ("narrow", torch.float16):
-            # torch.stack takes no bfloat16 where autocast is of float16
-            continue
         given = [*row.arguments(3, 5, **DTYPES[dtype]).values()]
         plain = called(row.function, given)
         with torch.autocast("cpu", dtype=autocast):
             # a product would come out narrow
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == autocast
-            assert_same(name, called(row.function, given), plain)
+            found = listed(row.function(*given))
+            # PyTorch's own backward of unbind takes no bfloat16 where autocast is of float16
+            if name != "hc_post, without comb" or autocast != torch.float16:
+                found = called(row.function, given)
+            assert_same(name, found, plain[: len(found)])
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])

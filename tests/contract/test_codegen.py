@@ -85,8 +85,8 @@ SMALLEST = {
     "hc_site": (SiteCall("bfloat16", 4, 7168, "float32"), tuple(site.KERNELS)),
     "hc_boundary": (MODEL, (boundary.FORWARD,)),
     "hc_last": (MODEL, (LAST,)),
-    "sinkhorn_balance": (BalanceCall("bfloat16", 7168), tuple(balance.KERNELS)),
-    "sinkhorn_balance, columns": (BalanceCall("float32", 256), (balance.COLUMNS,)),
+    "balance": (BalanceCall("bfloat16", 7168), tuple(balance.KERNELS)),
+    "balance, columns": (BalanceCall("float32", 256), (balance.COLUMNS,)),
     "quantize": (QuantizeCall("bfloat16", 7168, 32, "e8m0", "column"), (quantized.NAME,)),
 }
 ALWAYS = "hc_pre", "hc_split_sinkhorn"

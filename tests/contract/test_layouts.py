@@ -108,7 +108,7 @@ def test_interpreted_kernels_take_any_leading_shape(name, lead, monkeypatch):
 @each_interpreted
 def test_interpreted_kernels_take_any_layout(name, monkeypatch):
     kernels_on_cpu(monkeypatch)
-    for layout in [*LAYOUTS][::2]:
+    for layout in ("tokens swapped", "every other entry", "an odd offset", "negated lazily", "expanded"):
         given, change = laid_out(ROWS[name], layout, **DTYPES["narrow"])
         contiguous = [t.clone(memory_format=torch.contiguous_format) for t in given]
         expected = called(ROWS[name].function, contiguous, lambda g, change=change: change(g).contiguous())

@@ -1,4 +1,4 @@
-"""Arguments that are no tensors of numbers beside the others, and implementations that do not fit."""
+"""Arguments that are not tensors of floats on the device of the others, and other implementations."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ SCALE = 0.3
 
 
 def workload(gates="gk", shape=(2, 9, 2, 4, 6), dtype=torch.float32, **options: Any) -> AttentionWorkload:
-    """Of (sequences, steps, heads, Dk, Dv)."""
+    """A workload; `shape` is (sequences, steps, heads, Dk, Dv)."""
     return AttentionWorkload("", *shape, frozenset(), "", gates=gates, dtype=dtype, **options)
 
 

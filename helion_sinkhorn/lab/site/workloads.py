@@ -9,7 +9,7 @@ import torch
 
 from helion_sinkhorn.lab.draws import draws, normal, uniform, unused_zero
 from helion_sinkhorn.lab.mixes.workloads import VALUES, MixesWorkload
-from helion_sinkhorn.lab.row import Row
+from helion_sinkhorn.lab.row import BENCH, Row
 from helion_sinkhorn.lab.split.workloads import PARAMETERS, HcWorkload
 
 
@@ -128,15 +128,14 @@ class HcSiteWorkload(Row):
 
 _site = HcSiteWorkload.named("hc_site")
 _MODEL = "a site of an mHC model before its sublayer (arXiv 2512.24880)"
-_BENCH = 1 << 13
 
 ROWS = [
     *(
-        _site(f"bf16_c{c}_b{batch}", batch, "tune bench" if (c, batch) == (4096, _BENCH) else "tune", _MODEL,
+        _site(f"bf16_c{c}_b{batch}", batch, "tune bench" if (c, batch) == (4096, BENCH) else "tune", _MODEL,
               c=c)
         for c in (4096, 5120, 7168)
-        for batch in (1 << 4, 1 << 7, 1 << 8, 1 << 10, _BENCH, 1 << 16)
-        if c != 5120 or batch <= 1 << 8 or batch == _BENCH
+        for batch in (1 << 4, 1 << 7, 1 << 8, 1 << 10, BENCH, 1 << 16)
+        if c != 5120 or batch <= 1 << 8 or batch == BENCH
     ),
     _site("model", 2, "ci", _MODEL, c=1024, tokens=9),
     _site("long", 2, "ci", "sums over many tokens", c=40, tokens=257),

@@ -31,6 +31,7 @@ KERNELS = {
         name, f"{BODIES}:{name}", BalanceCall, *configs, given,
         traits=frozenset({"norms"}), size=size, numbers=numbers,
     )
+    # configs: the default and the space
     for name, numbers, size, *configs in (
         (NORMS, 0, None, space.rows_default, space.rows_space),
         (STEP, 2, None, space.step_default, space.step_space),

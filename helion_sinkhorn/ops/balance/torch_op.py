@@ -42,7 +42,7 @@ def into(update, out, *rest):
 def _passes(x, implementation):
     """The context of the passes of x (B, m, n)."""
     # for an axis of 1 Helion would make another program
-    return implementations.computing(x, "pytorch" if x.size(1) == 1 else implementation)
+    return implementations.chosen_for(x, "pytorch" if x.size(1) == 1 else implementation)
 
 
 def step(weights, gradients, averages, size, *rest):

@@ -29,6 +29,7 @@ def facts(chosen: Chosen, call: DotCall, batch: int, *names: str) -> tuple[Any, 
 
 KERNELS = {
     name: Kernel(name, f"{BODIES}:{name}", DotCall, *configs, facts)
+    # configs: the default and the space
     for name, *configs in (
         ("dot_compress_product", space.product_default, space.product_space),
         ("dot_compress_apply", space.apply_default, space.apply_space),

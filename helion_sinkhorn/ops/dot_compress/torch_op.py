@@ -29,16 +29,16 @@ def _elements(t: torch.Tensor, trailing: int = 2) -> torch.Tensor:
 def forward(x, y, z, parts, implementation):
     """(out, b); see api.dot_compress."""
     elements = _elements(x), _elements(y), None if z is None else _elements(z)
-    with implementations.computing(x, implementation) as by:
-        out, b = by.forward(*elements, parts)
+    with implementations.chosen_for(x, implementation) as module:
+        out, b = module.forward(*elements, parts)
     return unflattened(out, y.shape[:-2]), unflattened(b, x.shape[:-2])
 
 
 def backward(grad, x, y, b, implementation, wanted):
     """(dx, dy, db) from the b that `forward` returned."""
     elements = _elements(grad), _elements(x), _elements(y), _elements(b, 3)
-    with implementations.computing(x, implementation) as by:
-        made = by.backward(*elements, wanted)
+    with implementations.chosen_for(x, implementation) as module:
+        made = module.backward(*elements, wanted)
     like = x, y, b
     return filled([None if d is None else d.view(t.shape) for d, t in zip(made, like, strict=True)], like)
 

@@ -41,9 +41,9 @@ METHODS = {
 
 def _computing(q: torch.Tensor, serves: str):
     """The context of a call, whose value is the module with `forward` and `backward`."""
-    if serves in METHODS:
-        return METHODS[serves].computing(q, "helion")
-    return METHODS["recurrent"].computing(q, "pytorch")
+    if serves == "pytorch":
+        return METHODS["recurrent"].chosen_for(q, serves)
+    return METHODS[serves].chosen_for(q, "helion")
 
 
 def forward(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, serves):

@@ -32,6 +32,7 @@ KERNELS = {
         numbers=numbers,
     )
     # the number is the scale
+    # configs: the default and the space
     for name, body, numbers, *configs in (
         ("linear_attention_chunk_scores", "kernels", 1, space.chunk_scores_default, space.chunk_scores_space),
         ("linear_attention_chunk_walk", "kernels", 0, space.chunk_walk_default, space.chunk_walk_space),

@@ -44,6 +44,7 @@ def backward_facts(
 
 KERNELS = {
     name: Kernel(name, f"{BODIES}:{name}", MixesCall, *own, traits=frozenset({trait}), size=size)
+    # own: the default, the space and the facts
     for name, trait, size, *own in (
         (
             SPLIT, "splits", lambda call: call.m, space.split_default, space.split_space,

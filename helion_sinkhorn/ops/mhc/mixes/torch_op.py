@@ -29,9 +29,9 @@ def _tokens(x: torch.Tensor, columns: int) -> torch.Tensor:
 
 def forward(x, fn, norm_eps, eps_outside, precision, implementation):
     """(mixes, norms); see api.hc_mixes."""
-    with implementations.computing(x, implementation) as by:
-        if by is not eager:
-            return by.forward(x, fn, norm_eps, eps_outside, precision)
+    with implementations.chosen_for(x, implementation) as module:
+        if module is not eager:
+            return module.forward(x, fn, norm_eps, eps_outside, precision)
         mixes, norms = eager.forward(_tokens(x, fn.size(1)), fn, norm_eps, eps_outside)
     lead = leading(x, fn)
     return mixes.view(*lead, mixes.size(-1)), norms.view(*lead, 2)
@@ -40,9 +40,9 @@ def forward(x, fn, norm_eps, eps_outside, precision, implementation):
 def backward(dmixes, x, fn, mixes, norms, precision, implementation, wanted):
     """(dx, dfn) from what `forward` was given and returned."""
     m, size = fn.shape
-    with implementations.computing(x, implementation) as by:
-        if by is not eager:
-            return filled(by.backward(dmixes, x, fn, mixes, norms, precision, wanted), (x, fn))
+    with implementations.chosen_for(x, implementation) as module:
+        if module is not eager:
+            return filled(module.backward(dmixes, x, fn, mixes, norms, precision, wanted), (x, fn))
         rows = _tokens(dmixes, m), _tokens(x, size), fn, _tokens(mixes, m), _tokens(norms, 2)
         dx, dfn = eager.backward(*rows, wanted)
     return filled((None if dx is None else dx.view(x.shape), dfn), (x, fn))
@@ -53,11 +53,11 @@ def prenorm(x, fn, precision, implementation):
     # results are made in their shapes: where there are several, autograd lets nobody change a view in place
     product, square = _empty_prenorm(x, fn, precision, implementation)
     rows = product.view(square.numel(), fn.size(0)), square.view(-1)
-    with implementations.computing(x, implementation) as by:
-        if by is eager:
+    with implementations.chosen_for(x, implementation) as module:
+        if module is eager:
             eager.prenorm(_tokens(x, fn.size(1)), fn, *rows)
         else:
-            by.prenorm(x, fn, precision, *rows)
+            module.prenorm(x, fn, precision, *rows)
     return product, square
 
 
@@ -67,9 +67,9 @@ def prenorm_backward(dproduct, dsquare, x, fn, precision, implementation, wanted
         zeros = (t.zero_() for t in _empty_prenorm(x, fn, precision, implementation))
         dproduct, dsquare = (z if d is None else d for d, z in zip((dproduct, dsquare), zeros, strict=True))
     m, size = fn.shape
-    with implementations.computing(x, implementation) as by:
-        if by is not eager:
-            return filled(by.prenorm_backward(dproduct, dsquare, x, fn, precision, wanted), (x, fn))
+    with implementations.chosen_for(x, implementation) as module:
+        if module is not eager:
+            return filled(module.prenorm_backward(dproduct, dsquare, x, fn, precision, wanted), (x, fn))
         given = _tokens(dproduct, m), dsquare.reshape(-1), _tokens(x, size), fn
         dx, dfn = eager.prenorm_backward(*given, wanted)
     return filled((None if dx is None else dx.view(x.shape), dfn), (x, fn))

@@ -18,7 +18,7 @@ from helion_sinkhorn.runtime.checks import (
 )
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import register_sharding_for
-from helion_sinkhorn.runtime.torch_op import differentiates
+from helion_sinkhorn.runtime.torch_op import differentiates, without_autocast
 from helion_sinkhorn.runtime.updates import updated
 
 
@@ -116,7 +116,10 @@ def added(f, x, post, bias, implementation) -> torch.Tensor:
     given = f.to(dtype) if bias is None else f.to(dtype) + bias.to(dtype)
     # a stream at a time, so that only one stream is copied to float32; on a CPU this takes half the time
     weighted = zip(x.unbind(-2), post.to(dtype).unsqueeze(-1).unbind(-2), strict=True)
-    return torch.stack([torch.addcmul(t.to(dtype), w, given).to(x.dtype) for t, w in weighted], -2)
+    made = [torch.addcmul(t.to(dtype), w, given).to(x.dtype) for t, w in weighted]
+    # autocast of another narrow dtype would refuse the streams
+    with without_autocast(x):
+        return torch.stack(made, -2)
 
 
 def check_update(f, x, post, comb, bias, optional=("bias",)) -> None:

@@ -24,17 +24,17 @@ implementations = Implementations("helion_sinkhorn.ops.mhc.post.launch", eager)
 def forward(f, x, *rest, **out):
     """The new streams; see api.hc_post."""
     *rest, implementation = rest
-    with implementations.computing(x, implementation) as by:
+    with implementations.chosen_for(x, implementation) as module:
         # kernels write into `out`
-        return by.forward(f, x, *rest) if by is eager else by.forward(f, x, *rest, **out)
+        return module.forward(f, x, *rest) if module is eager else module.forward(f, x, *rest, **out)
 
 
 def backward(grad, f, x, *rest):
     """(df, dx, dpost, dcomb)."""
     post, comb, bias, comb_order, implementation, wanted = rest
     given = grad, f, x, post, comb, bias, comb_order, wanted
-    with implementations.computing(x, implementation) as by:
-        return filled(by.backward(*given), given[1:5])
+    with implementations.chosen_for(x, implementation) as module:
+        return filled(module.backward(*given), given[1:5])
 
 
 def _empty_result(f, x, *rest):

@@ -17,14 +17,14 @@ implementations = Implementations("helion_sinkhorn.ops.mhc.pre.launch", eager)
 
 def forward(x, pre, implementation):
     """y; see api.hc_pre."""
-    with implementations.computing(x, implementation) as by:
-        return by.forward(x, pre)
+    with implementations.chosen_for(x, implementation) as module:
+        return module.forward(x, pre)
 
 
 def backward(dy, x, pre, implementation, wanted):
     """(dx, dpre)."""
-    with implementations.computing(x, implementation) as by:
-        return filled(by.backward(dy, x, pre, wanted), (x, pre))
+    with implementations.chosen_for(x, implementation) as module:
+        return filled(module.backward(dy, x, pre, wanted), (x, pre))
 
 
 def _empty_result(x, pre, implementation):

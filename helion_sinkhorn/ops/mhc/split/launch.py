@@ -83,6 +83,7 @@ KERNELS = {
     name: Kernel(
         name, f"{BODIES}:{body}", HcCall, *own, traits=frozenset({"normalises", "gates", *traits})
     )
+    # own: the default, the space and the facts
     for name, body, traits, *own in (
         (FORWARD, FORWARD, ("returns float32",), space.forward_default, space.forward_space, forward_facts),
         # the forward with partial sums for mixes, which loads more, so that other configs may be the best

@@ -31,17 +31,17 @@ implementations = Implementations("helion_sinkhorn.ops.mhc.split.launch", eager)
 def forward(mixes, scale, base, n, *arguments):
     """(pre, post, comb); see api.hc_split_sinkhorn."""
     *arguments, implementation, out_dtype = arguments
-    with implementations.computing(mixes, implementation) as by:
-        return by.forward(mixes, scale, base, n, *arguments, out_dtype)
+    with implementations.chosen_for(mixes, implementation) as module:
+        return module.forward(mixes, scale, base, n, *arguments, out_dtype)
 
 
 def forward_reduced(partials, squares, scale, base, size, norm_eps, eps_outside, n, *arguments):
     """(pre, post, comb, mixes, norms) of partial sums."""
     *arguments, implementation, out_dtype = arguments
     norm, own = (size, norm_eps, eps_outside), (n, *arguments, out_dtype)
-    with implementations.computing(partials, implementation) as by:
-        if by is not eager:
-            return by.forward_reduced(partials, squares, scale, base, *norm, *own)
+    with implementations.chosen_for(partials, implementation) as module:
+        if module is not eager:
+            return module.forward_reduced(partials, squares, scale, base, *norm, *own)
         mixes, norms = eager.reduce(partials, squares, *norm)
         # the fake operator says that they are, whatever the layout of the partial sums
         mixes = mixes.contiguous()
@@ -52,8 +52,8 @@ def backward(dpre, dpost, dcomb, mixes, scale, base, n, *arguments):
     """(dmixes, dbase and dscale) from the arguments of `forward` only."""
     *arguments, implementation, wanted = arguments
     given = dpre, dpost, dcomb, mixes, scale, base, n, *arguments, wanted
-    with implementations.computing(mixes, implementation) as by:
-        return filled(by.backward(*given), (mixes, base))
+    with implementations.chosen_for(mixes, implementation) as module:
+        return filled(module.backward(*given), (mixes, base))
 
 
 def _empty_results(mixes, scale, base, n, *arguments):

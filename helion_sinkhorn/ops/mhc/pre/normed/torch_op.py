@@ -20,14 +20,14 @@ implementations = Implementations("helion_sinkhorn.ops.mhc.pre.normed.launch", e
 
 def forward(x, pre, weight, eps, implementation):
     """u; see api.hc_pre."""
-    with implementations.computing(x, implementation) as by:
-        return by.forward(x, pre, weight, eps)
+    with implementations.chosen_for(x, implementation) as module:
+        return module.forward(x, pre, weight, eps)
 
 
 def backward(du, x, pre, weight, eps, implementation, dtype, wanted):
     """(dx, dpre, dweight)."""
-    with implementations.computing(x, implementation) as by:
-        return filled(by.backward(du, x, pre, weight, eps, dtype, wanted), (x, pre, weight))
+    with implementations.chosen_for(x, implementation) as module:
+        return filled(module.backward(du, x, pre, weight, eps, dtype, wanted), (x, pre, weight))
 
 
 def _empty_result(x, pre, *arguments):

@@ -15,8 +15,8 @@ implementations = Implementations("helion_sinkhorn.ops.mhc.pre.quantized.launch"
 
 def forward(u, *rest):
     """(values, scales); see mhc.quantized.quantize."""
-    with implementations.computing(u, "helion") as by:
-        return by.forward(u, *rest)
+    with implementations.chosen_for(u, "helion") as module:
+        return module.forward(u, *rest)
 
 
 def _empty_results(u, group, scales, layout, floor):

@@ -47,6 +47,7 @@ KERNELS = {
     name: Kernel(
         name, f"{BODIES}:{name}", SiteCall, *own, traits=frozenset({"splits", "in place"}), size=size
     )
+    # own: the default, the space and the facts
     for name, size, *own in (
         (SPLIT, lambda call: call.mixes.m, space.split_default, space.split_space, split_facts),
         (FORWARD, None, space.forward_default, space.forward_space, forward_facts),

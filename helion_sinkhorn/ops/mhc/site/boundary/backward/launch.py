@@ -51,6 +51,7 @@ def projection_facts(chosen: Chosen, call: SiteCall, precision: str, shares: int
 CROSSES = frozenset({"splits", "in place"})
 KERNELS = {
     name: Kernel(name, f"{BODIES}:{body}", SiteCall, *own, traits=traits)
+    # own: the default, the space and the facts
     for name, body, traits, *own in (
         (BACKWARD, BACKWARD, CROSSES, space.backward_default, space.backward_space, backward_facts),
         (SECOND, BACKWARD, CROSSES, space.second_default, space.second_space, backward_facts),
