@@ -103,7 +103,10 @@ def _attention(*gates):
     names = "q", "k", "v", *gates, "initial_state"
 
     def of(run):
-        return lambda *given: run(**dict(zip(names, given, strict=True)), output_final_state=True)
+        def call(*given, **options):
+            return run(**dict(zip(names, given, strict=True)), output_final_state=True, **options)
+
+        return call
 
     def shapes(*lead):
         b, t = lead if len(lead) > 1 else (1, *lead)
