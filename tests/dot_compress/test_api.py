@@ -56,16 +56,6 @@ def test_powers_of_two_scale_through(i, j, seed):
     assert torch.equal(scaled["dz"], a * plain["dz"])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("size", [(70, 32, 16), (33, 7, 1), (257, 65, 33), (5, 3, 3)], ids=str)
-def test_the_batch_around_an_element_changes_no_bit_of_it(size, dtype):
-    """Elements of 33 x 7 begin at different places between two 64-byte boundaries."""
-    given = inputs(9, *size, dtype=dtype)
-    whole = results(*given)
-    for part in (slice(0, 1), slice(2, 5), slice(8, 9), slice(0, 9, 2)):
-        assert_equal(results(*[t[part] for t in given]).values(), [t[part] for t in whole.values()])
-
-
 def test_sizes_beyond_the_kernels_are_compiled_once():
     calls = [inputs(2, 12 + k, 6 + k, 130 + 9 * k, False)[:2] for k in range(3)]
     assert dynamic_frames(dot_compress, calls) == 1
