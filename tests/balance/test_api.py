@@ -13,11 +13,10 @@ from torch._subclasses import FakeTensorMode
 
 from helion_sinkhorn import reference, sinkhorn_balance
 from helion_sinkhorn.lab.balance.evidence import truths
-from helion_sinkhorn.lab.balance.workloads import ROWS, BalanceWorkload
+from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.ops.balance.options import BalanceOptions
 from helion_sinkhorn.runtime import pieces
 
-CI = [w for w in ROWS if "ci" in w.tags and w.average is None]
 NARROW = (torch.bfloat16, torch.float16)
 OPERATORS = torch.ops.helion_sinkhorn
 
@@ -26,22 +25,9 @@ def drawn(b=2, m=40, n=24, dtype=torch.float32, values="model", seed=0):
     return BalanceWorkload("drawn", b, frozenset(), "", n, m, dtype, values).make_inputs(seed)[0]
 
 
-def assert_right(found, update, **settings):
-    workload = BalanceWorkload(
-        "", 1, frozenset(), "", dtype=update.dtype, settings=BalanceOptions(**settings)
-    )
-    assert truths(workload, update)["u"].judge(found).reasons == []
-
-
-@pytest.mark.parametrize("row", CI, ids=lambda row: row.name)
-def test_workloads_are_within_their_budget(row):
-    (update,) = row.make_inputs()
-    found = sinkhorn_balance(update, **row.options)
-    assert (found.dtype, found.shape) == (update.dtype, update.shape)
-    assert_right(found, update, **row.options)
-
-
-@pytest.mark.parametrize("options", [{}, {"first": "cols"}, {"steps": 4, "scale": "none"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"first": "cols"}, {"steps": 4, "scale": "none"}, {"eps": 0.5}], ids=str
+)
 def test_float64_is_the_specification(options):
     update = drawn(dtype=torch.float64)
     expected = reference.sinkhorn_balance(update, **options)
@@ -99,7 +85,7 @@ def test_any_call_against_float64(b, m, n, steps, first, threshold, dtype, seed)
     if ((norms - edge).abs() <= 1e-5 * edge).any():
         return  # rows that rounding may take for either
     found = sinkhorn_balance(update, **options)
-    assert found.shape == update.shape
+    assert (found.dtype, found.shape) == (update.dtype, update.shape)
     if update.numel():
         workload = BalanceWorkload("", 1, frozenset(), "", dtype=dtype, settings=BalanceOptions(**options))
         assert truths(workload, update)["u"].worst(found) <= 1

@@ -18,13 +18,16 @@ from contract import (
     each_row,
     listed,
     metadata,
+    of_size,
     upstream_of,
 )
 from launches import kernels_on_cpu
 from layouts import LAYOUTS, laid_out
 
 LEADS = (), (1,), (2, 1, 2, 3), (2, 0, 3)
-each_interpreted = pytest.mark.parametrize("name", ["hc_mixes", "hc_mixes, merged", "hc_pre", "hc_post"])
+each_interpreted = pytest.mark.parametrize(
+    "name", ["sinkhorn", "hc_mixes", "hc_mixes, merged", "hc_pre", "hc_post"]
+)
 """Operators whose kernels are interpreted, beside those of CONTRACT."""
 
 
@@ -105,14 +108,18 @@ def test_interpreted_kernels_take_any_leading_shape(name, lead, monkeypatch):
     test_any_leading_shape(name, ROWS[name], lead)
 
 
+@pytest.mark.parametrize("size", [(2, 3), (4, 4)], ids=str)
 @each_interpreted
-def test_interpreted_kernels_take_any_layout(name, monkeypatch):
+def test_interpreted_kernels_take_any_layout(name, size, monkeypatch):
+    """And the expanded gradient of a sum."""
     kernels_on_cpu(monkeypatch)
-    for layout in ("tokens swapped", "every other entry", "an odd offset", "negated lazily", "expanded"):
+    of_size(monkeypatch, *size)
+    for layout in LAYOUTS:
         given, change = laid_out(ROWS[name], layout, **DTYPES["narrow"])
         contiguous = [t.clone(memory_format=torch.contiguous_format) for t in given]
         expected = called(ROWS[name].function, contiguous, lambda g, change=change: change(g).contiguous())
         assert_equal(called(ROWS[name].function, given, change), expected)
+    test_the_expanded_gradient_of_a_sum(name, ROWS[name])
 
 
 @each_interpreted

@@ -5,29 +5,31 @@ from __future__ import annotations
 import pytest
 import torch
 from contract import COMPOSED, PARTS, ROWS
+from operator_table import GATES
 
 
 def nested(x):
     return torch.nested.nested_tensor([x[:1], x], layout=torch.jagged)
 
 
+ACCEPTED = r"accepted are torch\.float32, torch\.bfloat16.*: convert with"
 KINDS = {
     "a list": (lambda x: [1.0], TypeError, r"is a list; pass a torch\.Tensor of shape \("),
     "None": (lambda x: None, TypeError, r"is a NoneType; pass a torch\.Tensor of shape \("),
-    "integers": (torch.Tensor.long, TypeError, r"has dtype torch\.int64; accepted are torch\.float32"),
-    "flags": (torch.Tensor.bool, TypeError, r"has dtype torch\.bool; accepted are torch\.float32"),
-    "complex": (torch.Tensor.cfloat, TypeError, r"has dtype torch\.complex64; accepted are torch\.float32"),
+    "integers": (torch.Tensor.long, TypeError, rf"has dtype torch\.int64; {ACCEPTED} \.float\(\)"),
+    "flags": (torch.Tensor.bool, TypeError, rf"has dtype torch\.bool; {ACCEPTED} \.float\(\)"),
+    "complex": (torch.Tensor.cfloat, TypeError, rf"has dtype torch\.complex64; {ACCEPTED} \.real or \.abs"),
     "sparse": (torch.Tensor.to_sparse, TypeError, r"has layout torch\.sparse_coo.*\.to_dense\(\)"),
     "nested": (nested, TypeError, r"is a nested tensor.*\.unbind\(\)"),
     "elsewhere": (lambda x: x.to("meta"), ValueError, "is on meta, .* on cpu; move one"),
 }
-OPTIONAL = "bias", "comb", "norm_weight", "y_norm_weight", "z", "pre_next"
+OPTIONAL = "bias", "comb", "norm_weight", "y_norm_weight", "z", "pre_next", "initial_state", *GATES
 """None is a value of these."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "name", [name for name in (*PARTS, *COMPOSED) if "attention" not in name and "reduced" not in name]
+    "name", [name for name in (*PARTS, *COMPOSED) if name != "attention, gk" and "reduced" not in name]
 )
 def test_refused_by_name(name, kind):
     make, error, said = KINDS[kind]
@@ -42,10 +44,16 @@ def test_refused_by_name(name, kind):
             ROWS[name].function(*{**given, argument: make(given[argument])}.values())
 
 
-@pytest.mark.parametrize("name", ["hc_mixes", "hc_split_sinkhorn", "hc_pre", "hc_post", "hc_head", "hc_site"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sinkhorn", "dot_compress", "attention", "hc_mixes", "hc_split_sinkhorn", "hc_pre", "hc_post",
+        "hc_head", "hc_site",
+    ],
+)  # fmt: skip
 def test_implementations(name):
     given = ROWS[name].arguments().values()
     with pytest.raises(ValueError, match="implementation is 'cuda'; use one of 'auto'"):
         ROWS[name].function(*given, implementation="cuda")
-    with pytest.raises(NotImplementedError, match="is on cpu; use implementation='auto'"):
+    with pytest.raises(NotImplementedError, match=r"CUDA and ROCm GPUs, .* is on cpu; use .*='auto'"):
         ROWS[name].function(*given, implementation="helion")

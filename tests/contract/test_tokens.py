@@ -10,6 +10,11 @@ from autograd_calls import assert_equal
 from contract import DTYPES, ROWS, listed, of_size, upstream_of
 
 ON_CPU = {
+    "sinkhorn": [(1, 3), (3, 5), (15, 16), (16, 16), (17, 33), (64, 64), (181, 181), (300, 300), (400, 90),
+                 (2000, 17)],
+    "sinkhorn, log": [(1, 3), (3, 5), (15, 16), (16, 16), (17, 33), (64, 64), (190, 180), (600, 600),
+                      (2000, 17)],
+    "dot_compress": [(70, 32, 16), (33, 7, 1), (257, 65, 33), (5, 3, 3)],
     "hc_split_sinkhorn": [(1, 1), (3, 1), (4, 1), (8, 1), (16, 1)],
     "hc_split_sinkhorn, reduced": [(4, 1)],
     "hc_mixes": [(1, 37, 3), (3, 33, 15), (4, 24, 24), (4, 1024, 24), (5, 7, 35), (16, 33, 288), (4, 33, 1),
@@ -25,7 +30,7 @@ ON_CPU = {
     "hc_boundary": [(4, 12)],
     "hc_boundary, norm": [(4, 12)],
 }  # fmt: skip
-"""Streams, columns, and rows of fn where they are not those of a site."""
+"""Streams, columns, and rows of fn where they are not those of a site; sides of a matrix, and of products."""
 ON_GPU = {
     "hc_split_sinkhorn": [(3, 1), (4, 1), (8, 1)],
     "hc_split_sinkhorn, reduced": [(3, 1), (4, 1)],
@@ -38,8 +43,8 @@ ON_GPU = {
     "hc_site": [(4, 67), (4, 1024)],
 }
 HALF = {"half": {"streams": torch.float16}}
-LARGE = 3 * 4096
-"""Entries of a token of which fewer tokens are drawn."""
+FEWER = {30000: 10, 3 * 4096: 90, 0: 300}
+"""Tokens that are drawn of more entries than these."""
 
 
 def problem(name, size, device, tokens, monkeypatch, **dtypes):
@@ -82,7 +87,8 @@ def taken(t, dim, part):
     ids=str,
 )  # fmt: skip
 def test_the_tokens_around_and_the_run_change_no_bit(name, size, dtype, device, monkeypatch):
-    tokens = 515 if device == "cuda" else 90 if size[0] * size[1] > LARGE else 300
+    fewer = next(tokens for entries, tokens in FEWER.items() if size[0] * size[1] > entries)
+    tokens = 515 if device == "cuda" else fewer
     row, given, upstream = problem(name, size, device, tokens, monkeypatch, **(DTYPES | HALF)[dtype])
     whole = results(row.function, given, upstream)
     assert_equal(results(row.function, given, upstream), whole)

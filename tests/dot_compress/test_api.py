@@ -15,18 +15,6 @@ from helion_sinkhorn.lab.dot_compress import budget as testing_dot_compress
 NARROW = (torch.bfloat16, torch.float16)
 
 
-@pytest.mark.parametrize("has_z", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, *NARROW])
-@pytest.mark.parametrize(
-    "shape", [(2, 37, 20, 5), (1, 300, 64, 16), (3, 1, 7, 1), (2, 129, 256, 64)], ids=str
-)
-def test_value_and_gradients_within_the_budget(shape, dtype, has_z):
-    given = inputs(*shape, has_z, dtype)
-    found = results(*given)
-    assert len(found) == 3 + has_z
-    assert max(worst_errors(found, *given).values()) <= 1
-
-
 @pytest.mark.parametrize("dtype", NARROW)
 def test_precise_intermediate_leaves_only_the_last_rounding(dtype):
     given = inputs(2, 600, 64, 16, dtype=dtype)
@@ -46,12 +34,13 @@ def test_precise_intermediate_changes_nothing_of_float32():
 
 @given(
     st.integers(0, 3), st.integers(0, 40), st.integers(1, 20), st.integers(1, 20),
-    st.booleans(), st.booleans(), st.sampled_from((torch.float32, torch.bfloat16)), st.integers(0, 9),
+    st.booleans(), st.booleans(), st.sampled_from((torch.float32, *NARROW)), st.integers(0, 9),
 )  # fmt: skip
 def test_any_shape(batch, m, d, k, has_z, precise, dtype, seed):
     given = inputs(batch, m, d, k, has_z, dtype, seed)
     found = results(*given, precise_intermediate=precise)
-    parts = 2 if precise and dtype == torch.bfloat16 else 1
+    assert len(found) == 3 + has_z
+    parts = 2 if precise and dtype in NARROW else 1
     assert max(worst_errors(found, *given, parts=parts).values()) <= 1
 
 
@@ -67,16 +56,6 @@ def test_powers_of_two_scale_through(i, j, seed):
     assert torch.equal(scaled["dz"], a * plain["dz"])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("size", [(70, 32, 16), (33, 7, 1), (257, 65, 33), (5, 3, 3)], ids=str)
-def test_the_batch_around_an_element_changes_no_bit_of_it(size, dtype):
-    """Elements of 33 x 7 begin at different places between two 64-byte boundaries."""
-    given = inputs(9, *size, dtype=dtype)
-    whole = results(*given)
-    for part in (slice(0, 1), slice(2, 5), slice(8, 9), slice(0, 9, 2)):
-        assert_equal(results(*[t[part] for t in given]).values(), [t[part] for t in whole.values()])
-
-
 def test_sizes_beyond_the_kernels_are_compiled_once():
     calls = [inputs(2, 12 + k, 6 + k, 130 + 9 * k, False)[:2] for k in range(3)]
     assert dynamic_frames(dot_compress, calls) == 1
@@ -89,21 +68,13 @@ def test_no_rows_leave_z():
 
 F32 = torch.zeros(2, 3, 4)
 REFUSED = {
-    "x is a list": (([1.0], F32), {}, TypeError, r"x is a list; pass a torch.Tensor of shape \(..., M, D\)"),
-    "y is a number": ((F32, 1.0), {}, TypeError, r"y is a float; pass a torch.Tensor of shape \(..., M, K\)"),
-    "z is a list": ((F32, F32, [1.0]), {}, TypeError, r"z is a list; .* of shape \(\.\.\., D, K\)"),
-    "x is int64": ((F32.long(), F32), {}, TypeError, "x has dtype torch.int64; accepted are torch.float32"),
     "dtypes differ": ((F32, F32.bfloat16()), {}, TypeError, "y has dtype torch.bfloat16, x torch.float32"),
-    "sparse": ((F32.to_sparse(), F32), {}, TypeError, r"x has layout .*to_dense"),
     "a vector": ((F32[0, 0], F32), {}, ValueError, r"x has shape \(4,\); pass \(\.\.\., M, D\)"),
     "no columns": ((F32[..., :0], F32), {}, ValueError, "at least one column"),
     "other rows": ((F32, F32[:, :2]), {}, ValueError, r"y has shape \(2, 2, 4\).*same M"),
     "other batch": ((F32, F32[:1]), {}, ValueError, "leading dimensions"),
     "z transposed": ((F32, F32[..., :2], torch.zeros(2, 2, 4)), {}, ValueError, r"D, K\), \(2, 4, 2\)"),
-    "meta": ((F32, F32.to("meta")), {}, ValueError, "y is on meta, x on cpu"),
     "precise": ((F32, F32), {"precise_intermediate": 1}, TypeError, "pass True or False"),
-    "implementation": ((F32, F32), {"implementation": "cuda"}, ValueError, "use one of 'auto'"),
-    "helion on a CPU": ((F32, F32), {"implementation": "helion"}, NotImplementedError, "x is on cpu; use"),
 }  # fmt: skip
 
 

@@ -57,8 +57,15 @@ each_dtype = pytest.mark.parametrize(
 
 
 def of_size(monkeypatch: pytest.MonkeyPatch, n: int, c: int, mixes: int = 24) -> None:
-    """Give rows of the table these streams and columns; fn of a projection by itself, this many rows."""
-    for constant, value in (("N", n), ("C", c), ("ROWS", n * (n + 2)), ("MIXES", mixes)):
+    """Give rows of the table these streams and columns; fn of a projection by itself, this many rows.
+
+    Matrices are n x c then, and products of n x c and n x mixes.
+    """
+    sizes = {
+        "N": n, "C": c, "ROWS": n * (n + 2), "MIXES": mixes, "MATRIX": (n, c), "RECTANGLE": (n, c),
+        "PRODUCT": (n, c, mixes),
+    }  # fmt: skip
+    for constant, value in sizes.items():
         monkeypatch.setattr(operator_table, constant, value)
 
 

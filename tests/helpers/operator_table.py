@@ -31,6 +31,9 @@ N, C = 2, 3
 ROWS = N * N + 2 * N
 MIXES = 5
 """Rows of fn where it is a projection by itself."""
+MATRIX, RECTANGLE = (3, 3), (4, 5)
+PRODUCT = 4, 3, 2
+"""M, D and K of dot_compress."""
 GATES = ("g", "g_gamma", "gk", "gv")
 
 
@@ -96,14 +99,17 @@ def gradients(
 
 
 def _matrices(*lead):
-    return {"logits": (*lead, 3, 3)}
+    return {"logits": (*lead, *MATRIX)}
 
 
 def _attention(*gates):
     names = "q", "k", "v", *gates, "initial_state"
 
     def of(run):
-        return lambda *given: run(**dict(zip(names, given, strict=True)), output_final_state=True)
+        def call(*given, **options):
+            return run(**dict(zip(names, given, strict=True)), output_final_state=True, **options)
+
+        return call
 
     def shapes(*lead):
         b, t = lead if len(lead) > 1 else (1, *lead)
@@ -118,7 +124,8 @@ def _attention(*gates):
 
 
 def _products(*lead):
-    return {"x": (*lead, 4, 3), "y": (*lead, 4, 2), "z": (*lead, 3, 2)}
+    m, d, k = PRODUCT
+    return {"x": (*lead, m, d), "y": (*lead, m, k), "z": (*lead, d, k)}
 
 
 def _without_z(*lead):
@@ -349,7 +356,7 @@ _of_norm = {"norm_eps": 0.1, "eps_outside": True}
 VARIANTS = {
     "sinkhorn, log": Row(
         partial(sinkhorn, **_log, out_dtype=torch.float64), partial(reference.sinkhorn, **_log),
-        lambda *lead: {"logits": (*lead, 4, 5)}, "sinkhorn", ("logits",),
+        lambda *lead: {"logits": (*lead, *RECTANGLE)}, "sinkhorn", ("logits",),
     ),
     "sinkhorn, marginals": Row(
         _of_rows(sinkhorn), _of_rows(reference.sinkhorn),

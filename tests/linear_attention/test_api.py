@@ -278,11 +278,7 @@ WIDE = {name: randn(2, 9, 2, 129) for name in ("q", "k", "gk")}
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"q": [1.0]}, TypeError, r"q is a list; pass a torch.Tensor of shape \(B, T, H, Dk\)"),
-        ({"gk": 1.0}, TypeError, r"gk is a float; pass a torch.Tensor of shape \(B, T, H, Dk\)"),
-        ({"k": randn(2, 9, 2, 4).int()}, TypeError, "k has dtype torch.int32; accepted are torch.float32"),
         ({"v": randn(2, 9, 2, 6).double()}, TypeError, "v has dtype torch.float64, q torch.float32"),
-        ({"q": randn(2, 9, 2, 4).to_sparse()}, TypeError, "q has layout"),
         ({"q": randn(9, 2, 4)}, ValueError, r"pass \(B, T, H, Dk\)"),
         ({"k": randn(2, 9, 2, 5)}, ValueError, r"k has shape \(2, 9, 2, 5\); .* pass \(2, 9, 2, 4\)"),
         ({"v": randn(2, 9, 3, 6)}, ValueError, r"v has shape \(2, 9, 3, 6\)"),
@@ -292,7 +288,6 @@ WIDE = {name: randn(2, 9, 2, 129) for name in ("q", "k", "gk")}
         ({"gk": randn(2, 9, 2, 6)}, ValueError, "gk has shape"),
         ({"gv": randn(2, 9, 2, 4)}, ValueError, "gv has shape"),
         ({"initial_state": randn(1, 2, 4, 6)}, ValueError, r"initial_state has shape \(1, 2, 4, 6\)"),
-        ({"q": randn(2, 9, 2, 4).to("meta")}, ValueError, "k is on cpu, q on meta"),
         ({"cu_seqlens": torch.tensor([0.0, 9.0])}, TypeError, "cu_seqlens has dtype torch.float32"),
         ({"cu_seqlens": [0, 9]}, TypeError, "cu_seqlens is a list"),
         ({"cu_seqlens": torch.tensor([0])}, ValueError, r"cu_seqlens has shape \(1,\)"),
@@ -305,8 +300,6 @@ WIDE = {name: randn(2, 9, 2, 129) for name in ("q", "k", "gk")}
         ({"method": "fast"}, ValueError, "method is 'fast'; use one of 'auto', 'recurrent', 'chunked'"),
         ({"method": "chunked", "gv": randn(2, 9, 2, 6)}, NotImplementedError, "a decay of the values, gv,"),
         ({"method": "chunked", **WIDE}, NotImplementedError, "chunks take Dk up to 128, this is 129"),
-        ({"implementation": "cuda"}, ValueError, "implementation is 'cuda'; use one of 'auto'"),
-        ({"implementation": "helion"}, NotImplementedError, "run on CUDA and ROCm GPUs, q is on cpu"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

@@ -349,35 +349,6 @@ def test_a_gpu_with_more_units_than_its_row_has_places_for_all_its_blocks(monkey
     assert launch.places(choice, DEVICES["b200"], torch.device("cpu")) == 8 * DEVICES["b200"].compute_units
 
 
-@pytest.mark.parametrize("batch", [1, 7])
-@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5)])
-def test_layouts(n, m, batch):
-    case = Case("randn_3", n, m, batch=batch)
-    x, dy = case.inputs()
-    p, dx = launch.forward(x, *case.arguments, torch.float32), launch.backward(dy, x, *case.arguments)
-
-    def transposed(t):
-        return t.mT.contiguous().mT
-
-    def offset(t):
-        return torch.cat((torch.zeros(3), t.flatten()))[3:].view(t.shape)
-
-    def apart(t):
-        return torch.stack((t, -t), 1)[:, 0]
-
-    for change in (transposed, offset, apart):
-        assert torch.equal(launch.forward(change(x), *case.arguments, torch.float32), p)
-        assert torch.equal(launch.backward(change(dy), change(x), *case.arguments), dx)
-
-
-def test_an_expanded_upstream_gradient():
-    case = Case("randn_3", 4, 4)
-    x, _ = case.inputs()
-    dy = torch.randn((), generator=torch.Generator().manual_seed(5)).expand(5, 4, 4)
-    dx = launch.backward(dy, x, *case.arguments)
-    assert torch.equal(dx, launch.backward(dy.contiguous(), x, *case.arguments))
-
-
 @pytest.mark.parametrize("name", [*BACKWARDS, "the CPU path"])
 def test_a_gradient_far_below_the_upstream_one_keeps_its_digits(name):
     """One entry holds its row, and the other row's upstream gradients nearly agree: a ten-thousandth is left.

@@ -105,19 +105,6 @@ def test_absorbed_potentials_of_thousands_leave_no_error(seed):
     assert of_dx < 1e-6 < of_plain
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("n", "m"), [(190, 180), (200, 90), (600, 9), (600, 600)])
-def test_bits_of_a_matrix_are_its_own(n, m, form):
-    x, dy = randn(5, n, m), randn(5, n, m, seed=1)
-
-    def of(part):
-        return value_and_gradient(lambda t: sinkhorn(t, 5, form=form), x[part], dy[part])
-
-    whole = of(slice(None))
-    for part in (slice(0, 1), slice(1, 4), slice(4, 5)):
-        assert_equal(of(part), [t[part] for t in whole])
-
-
 def test_what_is_not_finite_stays_in_its_matrix():
     x, dy = randn(4, 190, 180), randn(4, 190, 180, seed=1)
     clean = value_and_gradient(lambda t: sinkhorn(t, 5, form="log"), x, dy)

@@ -8,14 +8,11 @@ import pytest
 import torch
 from autograd_calls import assert_equal, randn, value_and_gradient
 from large_calls import assert_near, exact, given, on, results
-from reference_mode import each_device, of_each_variant
+from reference_mode import each_device
 
 from helion_sinkhorn import reference
-from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.operators import KERNELS, TRIALS
 from helion_sinkhorn.lab.sinkhorn.logits import make_logits
-from helion_sinkhorn.ops.sinkhorn.large import calls, launch
-from helion_sinkhorn.runtime.kernel import candidates
+from helion_sinkhorn.ops.sinkhorn.large import launch
 
 BY_NIGHT = pytest.mark.nightly(
     "half a second to a second each; other sizes and logits of the same kind run always"
@@ -186,13 +183,6 @@ def test_narrow_types_of_the_deepseek_form_are_rounded_once(dtype, longest, eps)
     found = of_eps(launch, x, dy, 3, "rows", eps, longest=longest)
     wide = of_eps(launch, x.float(), dy.float(), 3, "rows", eps, longest=longest)
     assert_equal(found, [t.to(dtype) for t in wide])
-
-
-@pytest.mark.parametrize("name", calls.KERNELS)
-def test_every_variant_that_is_tried_is_within_its_budget(name):
-    call = calls.call_for(48, 300 if "_wide_" in name else 64, torch.float32)
-    for choice in of_each_variant(candidates(KERNELS[name], call, DEVICES["h200"])):
-        assert TRIALS[name].error(call, choice, "cpu") <= 1, choice
 
 
 def test_without_a_gradient_nothing_is_kept():
