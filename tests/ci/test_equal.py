@@ -92,7 +92,7 @@ def test_a_result_that_is_one_number_everywhere_is_no_evidence():
     ("digests", "code", "verdict"),
     [
         (["a"], 0, "1 results; all equal"),
-        (["a", "b"], 1, "2 results; 1 are wrong"),
+        (["a", "b"], 1, "1 results; 1 are wrong"),
         (["one number"], 1, "0 results; nothing was compared"),
         (["a", "one number"], 1, "1 results; 1 are wrong"),
         ([], 1, "0 results; nothing was compared"),
