@@ -95,7 +95,7 @@ CLASSES = (
         "blocks",
         lambda w, c, v: c.kernel in RUNNING,
         "a sum is scaled anew when a block has a larger term, and e^a e^b is not e^(a + b)",
-        lambda c, v: (dict(c.config)["block_sizes"][0], *(v[k] for k in v if k == "rows")),
+        lambda c, v: tuple(filter(None, (dict(c.config)["block_sizes"][0], v.get("rows")))),
     ),
 )
 
