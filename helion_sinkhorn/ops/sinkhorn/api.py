@@ -147,7 +147,7 @@ def sinkhorn(
     own_eps = eps if form == "deepseek" else 0.0
     if parts is not None:
         serves = "helion" if parts.by_kernels else "pytorch"
-        p = marginals.run(logits, of, n_iters, own_eps, first, serves, dtype, parts.groups, parts.lines)[0]
+        p = marginals.run(logits, of, n_iters, own_eps, first, serves, dtype, parts.ranks)[0]
         return parts.whole(p)
     if of.has_marginals or (options is None and is_large(logits, n_iters, own_eps)):
         return marginals.run(logits, of, n_iters, own_eps, first, serves, dtype)[0]
