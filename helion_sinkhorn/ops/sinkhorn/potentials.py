@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.ops.sinkhorn import distributed
-from helion_sinkhorn.ops.sinkhorn.api import MOST_ITERS, served_by
+from helion_sinkhorn.ops.sinkhorn.api import MOST_ITERS, Options, served_by
 from helion_sinkhorn.ops.sinkhorn.large import marginals
 from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
 from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE
@@ -59,7 +59,7 @@ def sinkhorn_potentials(
                 "sharded rows and group"
             )
         implementation = "pytorch"
-    serves = served_by(logits, n_iters, 0.0, "log", first, "exact", implementation, None, True)
+    serves = served_by(logits, Options(n_iters, 0.0, "log", first), implementation, True)
     of.check(logits, "log", "exact")
     register_sharding_for(logits)
     ranks = ALONE if parts is None else parts.ranks
