@@ -86,7 +86,7 @@ def errors(function: peers.Function, x: torch.Tensor, dy: torch.Tensor) -> dict[
     from helion_sinkhorn.lab.sinkhorn.budget import exact
 
     few = slice(0, max(1, CHECKED_ENTRIES // x[0].numel()))
-    p, dx = exact(x[few], dy[few], T, eps=peers.EPS, form=function.form, first=function.first)
+    p, dx = exact(x[few].cpu(), dy[few].cpu(), T, eps=peers.EPS, form=function.form, first=function.first)
     found = {"error": float((passes["forward"]()[few].double().cpu() - p).abs().max())}
     if "backward" in passes:
         gradient = passes["backward"]()[few].double().cpu()

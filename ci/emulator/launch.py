@@ -190,11 +190,10 @@ def wrote(
     elements: dict[str, int],
 ) -> list[np.ndarray | None]:
     """Run a compiled kernel: each region as it is then, None where that is as it was."""
-    size = max(loaded.program.descriptor.get("kernarg_size", 0), 8)
     # Triton's sanitizers multiply matrices in it
     own = {SCRATCH: np.zeros(grid * n, np.uint8)} if (n := metadata.profile_scratch_size) else {}
     arena = machine.launched(
-        loaded, grid, metadata.num_warps, metadata.shared, bytes(-(-size // 8) * 8), regions | own, model,
+        loaded, grid, metadata.num_warps, metadata.shared, regions | own, model,
         functools.partial(segment, loaded, values, grid), elements,
     )  # fmt: skip
     after = ((arena.content(name), before) for name, before in regions.items())

@@ -222,7 +222,6 @@ def launched(
     grid: int,
     waves: int,
     shared_bytes: int,
-    arguments: bytes,
     regions: dict[str, Array],
     model: Model,
     addresses: Callable[[Arena, bytes], bytes],
@@ -230,10 +229,11 @@ def launched(
 ) -> Arena:
     """Run a grid of workgroups and return the memory after it.
 
-    arguments: the kernel's segment, in which `addresses` fills in where regions lie.
+    addresses: fills in the kernel's argument segment, of zeros, with where regions lie among others.
     elements: bytes of the smallest element of a region.
     """
     program = loaded.program
+    arguments = bytes(-(-max(program.descriptor.get("kernarg_size", 0), 8) // 8) * 8)
     scratch_bytes = program.descriptor.get("private_segment_fixed_size", 0)
     together = max(1, WAVES_TOGETHER // waves)
     scratch = (

@@ -67,8 +67,7 @@ def run(
 
     regions = {"buffer": np.ascontiguousarray(content).view(np.uint8)}
     arena = machine.launched(
-        loaded, grid, waves, lds, bytes(16), regions, model or Model(), arguments,
-        {"buffer": content.dtype.itemsize},
+        loaded, grid, waves, lds, regions, model or Model(), arguments, {"buffer": content.dtype.itemsize}
     )  # fmt: skip
     return arena.content("buffer").view(content.dtype)
 

@@ -29,36 +29,31 @@ def uniform(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 
 
 def problem(
-    batch,
-    steps,
-    heads,
-    dk,
-    dv,
     gates="gk",
-    strength=1.0,
-    states=True,
+    shape=(2, 9, 2, 4, 6),
     dtype=torch.float32,
     seed=0,
-    reverse=False,
-    lengths=(),
-    scale=SCALE,
     drawn_gate: Callable[[tuple[int, ...], torch.Generator], torch.Tensor] = as_of_a_sigmoid,
+    **options: Any,
 ) -> Case:
-    """A case with gates `strength` times what is drawn, of sequences of these lengths if there are any."""
+    """A case of such a workload, with states if not told otherwise and `strength` times the drawn gates."""
+    w = workload(gates, shape, dtype, **{"strength": 1.0, "states": True, "scale": SCALE, **options})
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape):
         return torch.randn(shape, generator=generator)
 
-    keys, values = (batch, steps, heads, dk), (batch, steps, heads, dv)
+    tokens = w.sequences, w.steps, w.heads
+    keys, values = (*tokens, w.dk), (*tokens, w.dv)
     inputs = {"q": drawn(*keys), "k": drawn(*keys), "v": drawn(*values)}
-    shapes = {"g": keys[:3], "g_gamma": keys[2:3], "gk": keys, "gv": values}
+    shapes = {"g": tokens, "g_gamma": tokens[2:], "gk": keys, "gv": values}
     for name in gates.split():
-        inputs[name] = strength * drawn_gate(shapes[name], generator)
+        inputs[name] = w.strength * drawn_gate(shapes[name], generator)
     inputs = {name: x.to(dtype) for name, x in inputs.items()}
     do, dend = drawn(*values).to(dtype), None
-    if states:
-        inputs["initial_state"], dend = (drawn(len(lengths) or batch, heads, dk, dv) for _ in range(2))
-    if lengths:
-        inputs["cu_seqlens"] = torch.tensor((0, *lengths)).cumsum(0).int()
-    return Case(inputs, do, dend, scale, reverse)
+    if w.states:
+        state = len(w.lengths) or w.sequences, w.heads, w.dk, w.dv
+        inputs["initial_state"], dend = drawn(*state), drawn(*state)
+    if w.lengths:
+        inputs["cu_seqlens"] = torch.tensor((0, *w.lengths)).cumsum(0).int()
+    return Case(inputs, do, dend, w.scale, w.reverse)

@@ -9,6 +9,7 @@ import torch
 from autograd_calls import randn
 
 from helion_sinkhorn.ops.sinkhorn.large import eager
+from helion_sinkhorn.ops.sinkhorn.large.sides import Matrices
 
 Given = tuple[torch.Tensor | None, ...]
 """Logits, logarithms of marginals, and upstream gradients of P, f and g."""
@@ -37,8 +38,9 @@ def results(
 ) -> list[torch.Tensor]:
     """P, f, g and the gradients of logits and marginals, of the log form."""
     x, r, c, dy, df, dg = inputs
-    made = module.forward(x, r, c, n_iters, 0.0, first, temperature, True, x.dtype, **own)
-    gradients = module.backward(dy, df, dg, x, r, c, *made[3:], 0.0, first, temperature, **own)
+    matrices = Matrices(x, r, c, 0.0, first, temperature)
+    made = module.forward(matrices, n_iters, True, x.dtype, **own)
+    gradients = module.backward(dy, df, dg, matrices, *made[3:], **own)
     return [*made[:3], *(t for t in gradients if t.numel())]
 
 

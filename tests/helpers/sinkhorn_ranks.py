@@ -14,6 +14,8 @@ from helion_sinkhorn import sinkhorn, sinkhorn_potentials
 from helion_sinkhorn.ops.sinkhorn import distributed
 from helion_sinkhorn.ops.sinkhorn.large import launch
 from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
+from helion_sinkhorn.ops.sinkhorn.large.ranks import ranks_of
+from helion_sinkhorn.ops.sinkhorn.large.sides import Matrices
 from helion_sinkhorn.recipes import sinkhorn_knopp_teacher
 
 SHARED = (0.5, torch.float64), (0.1, torch.float64), (0.5, torch.float32)
@@ -155,11 +157,11 @@ LAUNCHED = ("rows", "log", 3), ("cols", "log", 3), ("rows", "deepseek", 1), ("co
 def of_launches(mesh: Any) -> dict[Any, tuple[torch.Tensor, ...]]:
     """(P, f, g) of this process's rows by the kernels, as Helion's reference mode runs them."""
     x, found = part_of(logits().float(), 0.1, mesh.get_rank()), {}
-    shared = {"groups": [mesh.get_group().group_name], "lines": N}
+    groups = [mesh.get_group().group_name]
     for first, form, n_iters in LAUNCHED:
         eps, temperature = (0.0, 0.5) if form == "log" else (1e-6, 1.0)
-        given = x, None, None, n_iters, eps, first, temperature, False, torch.float32
-        found[first, form, n_iters] = launch.forward(*given, **shared)[:3]
+        matrices = Matrices(x, None, None, eps, first, temperature, ranks_of(groups, first, N))
+        found[first, form, n_iters] = launch.forward(matrices, n_iters, False, torch.float32)[:3]
     return found
 
 

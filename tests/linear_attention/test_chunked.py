@@ -32,20 +32,23 @@ def ratios(case):
     return found
 
 
-@given(
+SIDES = st.integers(1, 20)
+CALLS = st.builds(
+    problem,
     st.sampled_from(GATES),
-    st.integers(2, 150),
-    st.integers(1, 20),
-    st.integers(1, 20),
-    st.booleans(),
-    st.booleans(),
-    st.sampled_from([0.0, 0.01, 1.0, 30.0, 1e4]),
+    st.tuples(st.just(1), st.integers(2, 150), st.just(2), SIDES, SIDES),
     st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
     st.integers(0, 1000),
+    strength=st.sampled_from([0.0, 0.01, 1.0, 30.0, 1e4]),
+    states=st.booleans(),
+    reverse=st.booleans(),
 )
+
+
+@given(CALLS)
 @FEWER
-def test_any_call_is_within_its_budget(gates, steps, dk, dv, reverse, states, strength, dtype, seed):
-    found = ratios(problem(1, steps, 2, dk, dv, gates, strength, states, dtype, seed, reverse))
+def test_any_call_is_within_its_budget(case):
+    found = ratios(case)
     assert max(found.values()) <= 1, found
 
 
@@ -53,13 +56,13 @@ def test_any_call_is_within_its_budget(gates, steps, dk, dv, reverse, states, st
 def test_both_ways_to_take_pairs(strength):
     """Half a chunk decays by exp(-26), exp(-77) and exp(-2600) in the middle of the channels."""
     for dtype in (torch.float32, torch.bfloat16) if strength == 3.0 else (torch.float32,):
-        case = problem(1, 130, 2, 16, 24, "gk", strength, dtype=dtype)
+        case = problem("gk", (1, 130, 2, 16, 24), dtype, strength=strength)
         assert max(ratios(case).values()) <= 1
 
 
 def test_one_step_forgets_everything():
     """A gate of -inf: later steps know nothing of earlier ones, and no NaN comes of it."""
-    case = problem(1, 100, 1, 16, 16, "gk g", 0.1)
+    case = problem("gk g", (1, 100, 1, 16, 16), strength=0.1)
     inputs, do = case.inputs, case.do
     inputs["g"][:, 40] = -torch.inf
     actual = case.run_module(chunked)
@@ -72,7 +75,7 @@ def test_one_step_forgets_everything():
 
 
 def test_a_sequence_does_not_know_its_batch():
-    case = problem(3, 100, 2, 16, 16)
+    case = problem(shape=(3, 100, 2, 16, 16))
     whole = case.run_module(chunked)
     inputs = {n: x[1:2] for n, x in case.inputs.items()}
     one = dataclasses.replace(case, inputs=inputs, do=case.do[1:2], dend=case.dend[1:2]).run_module(chunked)
@@ -89,22 +92,23 @@ def test_launches_are_kept_for_calls_alike_and_no_others(monkeypatch):
         case.run_module(chunked, **options)
         return tuple(asked)
 
-    case = problem(2, 70, 2, 8, 8)
+    shape = (2, 70, 2, 8, 8)
+    case = problem(shape=shape)
     own = default_choice(
         KERNELS["linear_attention_chunk_scores"], ChunkCall("float32", 8, 8, "gk"), DEVICES["h200"]
     )
     halves = {**case.inputs, "gk": case.inputs["gk"].half()}
     others = (
-        keys(problem(2, 70, 2, 8, 8, reverse=True)),
-        keys(problem(2, 70, 2, 8, 8, states=False)),
-        keys(problem(2, 70, 2, 8, 8, gates="g gk")),
-        keys(problem(3, 70, 2, 8, 8)),
-        keys(problem(2, 71, 2, 8, 8)),
+        keys(problem(shape=shape, reverse=True)),
+        keys(problem(shape=shape, states=False)),
+        keys(problem("g gk", shape)),
+        keys(problem(shape=(3, 70, 2, 8, 8))),
+        keys(problem(shape=(2, 71, 2, 8, 8))),
         keys(dataclasses.replace(case, scale=0.5)),
         keys(dataclasses.replace(case, inputs=halves)),
         keys(case, choice=own),
     )
-    assert keys(case) == keys(problem(2, 70, 2, 8, 8, seed=1))
+    assert keys(case) == keys(problem(shape=shape, seed=1))
     assert len({keys(case), *others}) == 1 + len(others)
 
 
@@ -133,11 +137,11 @@ def test_what_auto_takes_on_a_gpu(steps, dk, dtype, options, expected, monkeypat
 def test_a_state_of_a_pool_is_read_as_a_copy(monkeypatch, backwards):
     """Its strides may be beyond 32-bit indices, which Helion chooses by the number of entries."""
     seen = []
-    monkeypatch.setattr(chunked, "start", lambda p, name, tensors, *rest: seen.append(tensors[5]))
-    q, k, v = torch.randn(3, 2, 64, 3, 8)
-    p = chunked.Problem.of(q, k, v, None, None, None, None, 1.0, False, None)
+    monkeypatch.setattr(chunked, "start", lambda p, name, call, tensors, *rest: seen.append(tensors[5]))
+    p = problem("", (2, 64, 3, 8, 8)).problem
     state = torch.randn(2, 7, 3, 8, 8)[:, 4]
-    chunked.walk(p, torch.zeros(2, 3, 1, 8), p.k, p.v, state, backwards)
+    scratch = chunked.Scratch(p.q, p.k, torch.zeros(2, 3, 1, 8), torch.zeros(64, 64))
+    chunked.walk(p, scratch, p.v if backwards else None, state)
     (read,) = seen
     assert torch.equal(read, state)
     assert read.is_contiguous()

@@ -33,12 +33,10 @@ FEW = 4.0
 """The same for the extreme of few errors: dg_gamma is one row, and of a packing s = 30 leaves few rows."""
 
 
-def problem(gates, strength, steps=64, heads=8, dk=8, dv=12, batch=4, states=False, **options):
+def problem(gates, strength, shape=(4, 64, 8, 8, 12), dtype=torch.float32, **options):
     """A case with log decays uniform in [-strength, 0]."""
-    batch = 1 if options.get("lengths") else batch
-    return attention_problem.problem(
-        batch, steps, heads, dk, dv, gates, strength, states, scale=None, drawn_gate=uniform, **options
-    )
+    own = {"strength": strength, "states": False, "scale": None, **options}
+    return attention_problem.problem(gates, shape, dtype, drawn_gate=uniform, **own)
 
 
 def sizes(case):
@@ -93,10 +91,12 @@ CASES = {
     "gk": {"gates": "gk"},
     "g": {"gates": "g"},
     "every gate": {"gates": "g g_gamma gk gv", "states": True},
-    "long": {"gates": "g gk gv", "steps": 200, "reverse": True},
-    "packed": {"steps": 200, "gates": "g gk gv", "lengths": (40, 0, 1, 87, 72), "states": True},
+    "long": {"gates": "g gk gv", "shape": (4, 200, 8, 8, 12), "reverse": True},
+    "packed": {
+        "gates": "g gk gv", "shape": (1, 200, 8, 8, 12), "lengths": (40, 0, 1, 87, 72), "states": True,
+    },
     "values": {"gates": "g gv", "states": True, "reverse": True},
-}
+}  # fmt: skip
 
 
 def check(case, results, most=MOST):
@@ -130,7 +130,7 @@ BODIES = [pytest.param(s, marks=() if s in (min(STRENGTHS), max(STRENGTHS)) else
 )
 def test_the_bodies_that_walk_are_too(name, strength):
     pytest.importorskip("triton", reason="the bodies import Triton")
-    options = {**CASES[name], "batch": 1, "heads": 2, "steps": 70}
+    options = {**CASES[name], "shape": (1, 70, 2, 8, 12)}
     if "lengths" in options:
         options["lengths"] = (3, 0, 1, 66)
     check_module(
@@ -144,14 +144,14 @@ def test_the_bodies_that_walk_are_too(name, strength):
 def test_the_bodies_of_chunks_are_too(gates, strength, dtype):
     pytest.importorskip("triton", reason="the bodies import Triton")
     reverse = gates != "gk"
-    case = problem(gates, strength, 150, 2, batch=1, states=reverse, reverse=reverse, dtype=dtype)
+    case = problem(gates, strength, (1, 150, 2, 8, 12), dtype, states=reverse, reverse=reverse)
     check_module(case, chunked)
 
 
 @pytest.mark.parametrize("strength", STRENGTHS[1:])
 def test_a_running_sum_is_not(strength):
     """What other implementations return: dgk_t is q dq - k dk, summed over t and all later steps."""
-    case = problem("gk", strength, batch=1)
+    case = problem("gk", strength, (1, 64, 8, 8, 12))
     found = case.run_module(eager)
     terms = case.inputs["q"] * found["dq"] - case.inputs["k"] * found["dk"]
     closing = terms.flip(1).cumsum(1).flip(1)
@@ -195,7 +195,7 @@ def test_the_bodies_are_on_units_that_cut_sums(module, gates, strength, steps, m
     pytest.importorskip("triton", reason="the bodies import Triton")
     monkeypatch.setattr(chunk, "product", on_a_matrix_unit)
     monkeypatch.setattr(chunk_gradients, "product", on_a_matrix_unit)
-    check_module(problem(gates, strength, steps, 1, 16, 24, batch=1), module)
+    check_module(problem(gates, strength, (1, steps, 1, 16, 24)), module)
 
 
 def owed_together(picks, x, fine, how, acc):
@@ -249,7 +249,7 @@ def test_the_gate_tells_them_from_a_running_sum(workload, module, body, replaced
 @pytest.mark.parametrize("strength", [0.1, 1.0, 10.0])
 @pytest.mark.parametrize("gates", ["g", "g_gamma", "gk", "gv", "g g_gamma gk gv"])
 def test_a_gpu_is_as_right_as_autograd(gates, strength):
-    case = problem(gates, strength, steps=256, heads=2, dk=16, dv=24, batch=2)
+    case = problem(gates, strength, (2, 256, 2, 16, 24))
     found = case.to("cuda").run(
         functools.partial(recurrent_linear_attention, method="recurrent", implementation="helion")
     )

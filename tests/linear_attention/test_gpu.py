@@ -34,26 +34,26 @@ def test_sizes_of_walks(dk, dv):
 
 
 CHUNKS = {
-    "gla": ((2, 300, 2, 64, 128, "gk", 1.0, True, torch.bfloat16), False),
-    "decays_fast": ((2, 300, 2, 64, 128, "gk", 30.0, True, torch.bfloat16), True),
-    "every_gate": ((1, 150, 3, 24, 20, "g g_gamma gk", 1.0, True, torch.float32), True),
-    "retention": ((1, 150, 1, 5, 3, "g_gamma", 0.1, True, torch.float32), False),
-    "no_gate": ((1, 100, 2, 100, 36, "", 1.0, False, torch.bfloat16), True),
-    "smallest": ((2, 2, 1, 1, 1, "gk", 1.0, True, torch.float32), False),
-    "half": ((2, 200, 2, 64, 64, "g", 0.1, True, torch.float16), False),
-    "float32": ((1, 300, 2, 64, 128, "gk", 0.06, True, torch.float32), False),
+    "gla": ("gk", (2, 300, 2, 64, 128), torch.bfloat16, {}),
+    "decays_fast": ("gk", (2, 300, 2, 64, 128), torch.bfloat16, {"strength": 30.0, "reverse": True}),
+    "every_gate": ("g g_gamma gk", (1, 150, 3, 24, 20), torch.float32, {"reverse": True}),
+    "retention": ("g_gamma", (1, 150, 1, 5, 3), torch.float32, {"strength": 0.1}),
+    "no_gate": ("", (1, 100, 2, 100, 36), torch.bfloat16, {"states": False, "reverse": True}),
+    "smallest": ("gk", (2, 2, 1, 1, 1), torch.float32, {}),
+    "half": ("g", (2, 200, 2, 64, 64), torch.float16, {"strength": 0.1}),
+    "float32": ("gk", (1, 300, 2, 64, 128), torch.float32, {"strength": 0.06}),
     # sides that machine code got wrong before they were padded to 64 (docs/dev/helion.md)
-    "narrow_keys": ((2, 150, 2, 16, 64, "gk", 1.0, True, torch.bfloat16), False),
-    "narrow_every_gate": ((1, 150, 3, 24, 20, "g g_gamma gk", 1.0, True, torch.bfloat16), True),
-    "narrow_float32": ((2, 150, 2, 32, 32, "gk", 0.1, True, torch.float32), False),
-    "wide_keys": ((1, 200, 2, 128, 128, "gk", 1.0, True, torch.bfloat16), True),
+    "narrow_keys": ("gk", (2, 150, 2, 16, 64), torch.bfloat16, {}),
+    "narrow_every_gate": ("g g_gamma gk", (1, 150, 3, 24, 20), torch.bfloat16, {"reverse": True}),
+    "narrow_float32": ("gk", (2, 150, 2, 32, 32), torch.float32, {"strength": 0.1}),
+    "wide_keys": ("gk", (1, 200, 2, 128, 128), torch.bfloat16, {"reverse": True}),
 }
 
 
 @pytest.mark.parametrize("name", CHUNKS)
 def test_chunks_are_within_their_budget_and_reproducible(name):
-    case, reverse = CHUNKS[name]
-    judged = problem(*case, reverse=reverse)
+    *call, options = CHUNKS[name]
+    judged = problem(*call, **options)
     actual, again = (judged.to(DEVICE).run_module(chunked) for _ in range(2))
     ratios = judged.judge(actual, "chunked")
     assert max(ratios.values()) <= 1, ratios

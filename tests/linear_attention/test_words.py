@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.ops.linear_attention.problem import Problem
 from helion_sinkhorn.ops.linear_attention.recurrent import launch
 from helion_sinkhorn.ops.linear_attention.recurrent.launch import in_words, split, steps_together
 from helion_sinkhorn.runtime.kernel import Choice
+from helion_sinkhorn.runtime.wanted import all_of
 
 
 def inputs(gates_dtype=torch.bfloat16):
@@ -22,9 +24,9 @@ def inputs(gates_dtype=torch.bfloat16):
 
 def results(q, k, v, gk, do, reverse=False, cu_seqlens=None):
     """What the forward and the backward give."""
-    shared = q, k, v, None, None, gk, None, 0.5, None, reverse, cu_seqlens
-    o, end = launch.forward(*shared)
-    return [o, end, *(t for t in launch.backward(do, None, *shared) if t is not None)]
+    p = Problem(q, k, v, None, None, gk, None, 0.5, None, reverse, cu_seqlens)
+    found = launch.backward(do, None, p, all_of(p.differentiable))
+    return [*launch.forward(p), *(t for t in found if t is not None)]
 
 
 @pytest.mark.parametrize("gates_dtype", [torch.bfloat16, torch.float32])

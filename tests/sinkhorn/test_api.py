@@ -308,7 +308,7 @@ def test_kernels_take_no_matrices_that_leave_their_range(sizes, eps, form, n_ite
     from helion_sinkhorn.ops.sinkhorn import api
 
     logits = on_gpu(2, *sizes)
-    assert api.served_by(logits, n_iters, eps, form, "rows", "exact", "auto", None) == serves
+    assert api.served_by(logits, api.Options(n_iters, eps, form), "auto") == serves
     if serves == "pytorch":
         with pytest.raises(NotImplementedError, match="leave the range of the kernels' float32"):
             sinkhorn(logits, n_iters, eps=eps, implementation="helion")
@@ -321,7 +321,7 @@ def test_kernels_take_no_matrices_that_leave_their_range(sizes, eps, form, n_ite
 def test_a_gpu_takes_its_kernels_for_large_matrices_of_any_length(m, form, serves):
     from helion_sinkhorn.ops.sinkhorn import api
 
-    assert api.served_by(on_gpu(2, 160, m), 20, 1e-6, form, "rows", "exact", "auto", None) == serves
+    assert api.served_by(on_gpu(2, 160, m), api.Options(form=form), "auto") == serves
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,6 @@ from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
     ids=["one product", "levels", "smallest"],
 )
 def test_generated_code(steps, dk, dv, strength, reverse, dtype):
-    case = problem(1, steps, 2, dk, dv, "g g_gamma gk", strength, dtype=dtype, reverse=reverse)
+    case = problem("g g_gamma gk", (1, steps, 2, dk, dv), dtype, strength=strength, reverse=reverse)
     ratios = case.judge(case.run_module(chunked), "chunked")
     assert max(ratios.values()) <= 1, ratios

@@ -7,6 +7,7 @@ import torch
 from autograd_calls import randn
 
 from helion_sinkhorn.ops.sinkhorn.large import calls, eager, launch
+from helion_sinkhorn.ops.sinkhorn.large.sides import Matrices
 from helion_sinkhorn.runtime.kernel import Choice
 
 BY_NIGHT = pytest.mark.nightly("a minute each: ten kernels are generated")
@@ -57,20 +58,16 @@ def test_values_and_gradients(n, m, n_iters, first, sides, dtype, eps, longest):
     x, dy = x.to(dtype), dy.to(dtype)
     r, c = (randn(batch, k, seed=k).log_softmax(-1) for k in (n, m)) if sides else (None, None)
     df, dg = (None, None) if eps else (randn(batch, n, seed=4), randn(batch, m, seed=5))
-    wide = [None if t is None else t.double() for t in (x, r, c, dy, df, dg)]
-    made, true = (
-        of.forward(*tensors[:3], n_iters, eps, first, temperature, True, out, **own)
-        for of, tensors, out, own in (
-            (launch, (x, r, c), torch.float32, of_launches), (eager, wide, torch.float64, {}),
-        )
-    )  # fmt: skip
-    own, others = (
-        of.backward(*tensors[3:], *tensors[:3], *kept[3:], eps, first, temperature, **more)
-        for of, tensors, kept, more in (
-            (launch, (x, r, c, dy, df, dg), made, of_launches), (eager, wide, true, {}),
-        )
-    )  # fmt: skip
-    for a, b in zip((*made[:3], *own), (*true[:3], *others), strict=True):
+
+    def results(of, dtype, x, r, c, *upstream, **own):
+        matrices = Matrices(x, r, c, eps, first, temperature)
+        p, f, g, *kept = of.forward(matrices, n_iters, True, dtype, **own)
+        return p, f, g, *of.backward(*upstream, matrices, *kept, **own)
+
+    given = x, r, c, dy, df, dg
+    wide = [None if t is None else t.double() for t in given]
+    found = results(launch, torch.float32, *given, **of_launches)
+    for a, b in zip(found, results(eager, torch.float64, *wide), strict=True):
         if b.numel():
             # a potential below 128 is rounded by 2^-18
             rounding = 8e-6 if a.dtype == torch.float32 else torch.finfo(a.dtype).eps
@@ -83,9 +80,9 @@ def test_bits_do_not_depend_on_the_batch(eps, longest):
     x, dy = randn(2, 17, 40), randn(2, 17, 40, seed=1)
 
     def of(part):
-        p, *kept = launch.forward(x[part], None, None, 2, eps, "rows", 1.0, True, x.dtype, *own)
-        given = dy[part], None, None, x[part], None, None, *kept[2:]
-        return p, launch.backward(*given, eps, "rows", 1.0, *own)[0]
+        matrices = Matrices(x[part], eps=eps)
+        p, _, _, *kept = launch.forward(matrices, 2, True, x.dtype, *own)
+        return p, launch.backward(dy[part], None, None, matrices, *kept, *own)[0]
 
     whole = of(slice(None))
     for k in range(2):

@@ -301,7 +301,7 @@ def test_the_default_stays_where_times_spread_more_than_they_differ(jitter, repl
 
         return prepare
 
-    result = finals.tune_key(GROUP, 128, choices, None, clock, right, 9, 60.0)
+    result = finals.tune_key(GROUP, 128, choices, None, finals.Bench(clock, right, 9), 60.0)
     assert result.winner == choices[1 if replaced else 0]
 
 
@@ -385,7 +385,8 @@ def test_a_gpu_is_held_while_something_is_timed_and_not_while_code_is_made():
         assert not held
         return 0.5
 
-    assert finals.tune_key(GROUP, 128, CHOICES[:3], None, clock, judge, 2, 60.0, Turn()).us == 100.0
+    bench = finals.Bench(clock, judge, 2, Turn())
+    assert finals.tune_key(GROUP, 128, CHOICES[:3], None, bench, 60.0).us == 100.0
 
 
 @pytest.mark.parametrize("rank", [0, 3])

@@ -46,7 +46,7 @@ def budget(logits: torch.Tensor, dy: torch.Tensor, n_iters: int, **options: obje
     """The error budgets of matrices (B, n, m), kept on the CPU."""
     dtype = logits.dtype
     parts = [
-        error_budget(logits[at], dy[at], n_iters, **options, out_dtype=dtype, device=logits.device)
+        error_budget(logits[at], dy[at], n_iters, **options, out_dtype=dtype)
         for at in pieces(len(logits), PIECE_ENTRIES, logits[0].numel())
     ]
     return Budget(*(torch.cat([t.cpu() for t in of]) for of in zip(*parts, strict=True)))

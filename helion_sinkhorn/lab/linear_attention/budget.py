@@ -29,6 +29,8 @@ from helion_sinkhorn.lab.linear_attention.recurrent.model import step_by_step
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.lab.rounding import SAMPLES, SIGMAS, half_ulp, worst
 from helion_sinkhorn.ops.linear_attention import reference
+from helion_sinkhorn.ops.linear_attention.problem import Problem
+from helion_sinkhorn.runtime.wanted import all_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,20 +89,21 @@ class Case:
 
     def run_module(self, module, **options: object) -> Named:
         """All results of a module with `forward` and `backward`, called as the operators call it."""
-        found = module.backward(self.do, self.dend, *self.arguments, **options)
+        wanted = all_of(self.problem.differentiable)
+        found = module.backward(self.do, self.dend, self.problem, wanted, **options)
         gradients = [x for x in found if x is not None]
         return {**self.run_forward(module, **options), **self.named(gradients)}
 
     def run_forward(self, module, **options: object) -> Named:
         """o and end of such a module."""
-        return dict(zip(("o", "end"), module.forward(*self.arguments, **options), strict=True))
+        return dict(zip(("o", "end"), module.forward(self.problem, **options), strict=True))
 
     @property
-    def arguments(self) -> tuple[object, ...]:
-        """The operator's arguments, from q to cu_seqlens."""
+    def problem(self) -> Problem:
+        """The operator's arguments."""
         scale = self.inputs["q"].size(-1) ** -0.5 if self.scale is None else self.scale
         *vectors, start = (self.inputs.get(name) for name in TENSORS)
-        return *vectors, scale, start, self.reverse, self.inputs.get("cu_seqlens")
+        return Problem(*vectors, scale, start, self.reverse, self.inputs.get("cu_seqlens"))
 
     def named(self, gradients: Iterable[torch.Tensor]) -> Named:
         return {f"d{name}": x for name, x in zip(self.leaves, gradients, strict=True)}

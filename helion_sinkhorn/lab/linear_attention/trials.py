@@ -69,7 +69,8 @@ def problem(
         gates = [x if x.dim() == 1 else packed(x) for x in gates]
     named = dict(zip(call.gates.split(), gates, strict=True))
     given = [named.get(name) for name in ("g", "g_gamma", "gk", "gv")]
-    return Problem.of(q, k, v, *given, call.dk**-0.5, reverse, cu_seqlens), do
+    p = Problem(q, k, v, *given, call.dk**-0.5, reverse=reverse, cu_seqlens=cu_seqlens)
+    return p.contiguous(), do
 
 
 def gates_operands(call: ChunkCall, batch: int, device: str) -> Tensors:
@@ -120,7 +121,7 @@ def run_chunk_scores(call: ChunkCall, choice: Choice, *tensors: torch.Tensor) ->
 def run_chunk_walk(call: ChunkCall, choice: Choice, *tensors: torch.Tensor) -> Tensors:
     x, y, a, decay, _, _, *given = tensors
     p, _ = problem(call, given)
-    o, _, last = chunked.walk(p, decay, y, given[2], None, False, x, a, choice=choice)
+    o, _, last = chunked.walk(p, chunked.Scratch(x, y, decay, a), choice=choice)
     return o, last
 
 
@@ -154,14 +155,9 @@ def error(call: WalkCall | ChunkCall, choice: Choice, device: str) -> float:
 
 def run_call(workload: AttentionWorkload, device: str) -> None:
     """The launches of a call and its gradient by the method that "auto" takes."""
-    named, do, dend = workload.make_inputs(device=device)
+    case = Case(*workload.make_inputs(device=device), workload.scale, workload.reverse)
     gains = workload.dtype in CHUNKED_DTYPES and workload.steps >= CHUNKED_STEPS
-    run = chunked if gains and workload.chunks_serve else recurrent
-    tensors = [named.get(name) for name in ("q", "k", "v", "g", "g_gamma", "gk", "gv")]
-    scale = workload.dk**-0.5 if workload.scale is None else workload.scale
-    rest = scale, named.get("initial_state"), workload.reverse, named.get("cu_seqlens")
-    run.forward(*tensors, *rest)
-    run.backward(do, dend, *tensors, *rest)
+    case.run_module(chunked if gains and workload.chunks_serve else recurrent)
 
 
 ALONE = {

@@ -37,12 +37,11 @@ def exact(
     eps: float = 1e-6,
     form: str = "deepseek",
     first: str = "rows",
-    device: torch.device | str = "cpu",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(P, dX) in float64 on this device: the specification and autograd."""
-    x64 = x.detach().to(device, torch.float64).requires_grad_()
+    """(P, dX) in float64: the specification and autograd."""
+    x64 = x.detach().double().requires_grad_()
     p = reference.sinkhorn(x64, n_iters, eps=eps, form=form, first=first)
-    (dx,) = torch.autograd.grad(p, x64, dy.detach().to(device, torch.float64))
+    (dx,) = torch.autograd.grad(p, x64, dy.detach().double())
     return p.detach(), dx
 
 
@@ -154,8 +153,6 @@ def error_budget(
     first: str = "rows",
     out_dtype: torch.dtype = torch.float32,
     unit: float = UNIT,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest |P - P64| and |dX - dX64| that an implementation may have, entry by entry.
 
@@ -169,18 +166,15 @@ def error_budget(
         n_iters, eps, form, first: of `sinkhorn`.
         out_dtype: of P; dX has the dtype of x.
         unit: unit roundoff of the arithmetic.
-        seed: of the random errors.
-        device: where this is computed, and stays.
     """
-    arguments = n_iters, eps, form, first
-    x64, dy64 = (t.detach().to(device, torch.float64) for t in (x, dy))
-    p, dx = exact(x64, dy64, n_iters, eps=eps, form=form, first=first, device=device)
+    x64, dy64 = x.detach().double(), dy.detach().double()
+    p, dx = exact(x64, dy64, n_iters, eps=eps, form=form, first=first)
     p_square, dx_square = torch.zeros_like(p), torch.zeros_like(dx)
     together = max(1, min(SAMPLES, MODEL_ENTRIES // max(1, x64.numel() * n_iters)))
     for begin in range(0, SAMPLES, together):
         count = min(together, SAMPLES - begin)
         several = x64.expand(count, *x64.shape), dy64.expand(count, *dy64.shape)
-        sample, slope = scaling_form(*several, *arguments, Rounding.on(device, seed + begin, unit))
+        sample, slope = scaling_form(*several, n_iters, eps, form, first, Rounding.on(x.device, begin, unit))
         p_square += ((sample - p) ** 2).sum(0)
         dx_square += ((slope - dx) ** 2).sum(0)
     relative = torch.where(p > 0, p_square / p**2, 0.0) / SAMPLES

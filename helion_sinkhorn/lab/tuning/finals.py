@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from filelock import FileLock
@@ -50,9 +50,18 @@ def gpu_clock(group: Group, batch: int) -> Callable[[Choice], Sampler]:
 
 
 Clock = Callable[[Group, int], Callable[[Choice], Sampler]]
+Judge = Callable[[Group, Choice], float]
 
 
-NO_LOCK = contextlib.nullcontext()
+class Bench(NamedTuple):
+    """How the candidates of all keys of a run are timed and judged."""
+
+    clock: Clock
+    judge: Judge
+    rounds: int
+    """Samples of each finalist."""
+    turn: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    """Held while anything is timed."""
 
 
 def gpu_timing_lock() -> contextlib.AbstractContextManager[object]:
@@ -63,7 +72,7 @@ def gpu_timing_lock() -> contextlib.AbstractContextManager[object]:
     or check results meanwhile, which shows in the spread.
     """
     if not torch.cuda.is_available():
-        return NO_LOCK
+        return contextlib.nullcontext()
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     return FileLock(Path(tempfile.gettempdir()) / f"helion_sinkhorn-{os.getuid()}-{gpu.uuid}.lock")
 
@@ -139,22 +148,18 @@ def tune_key(
     batch: int,
     choices: Sequence[Choice],
     incumbent: Choice | None,
-    clock: Clock,
-    judge: Callable[[Group, Choice], float],
-    rounds: int,
+    bench: Bench,
     budget: float,
-    turn: contextlib.AbstractContextManager[object] = NO_LOCK,
 ) -> Result:
     """Time the choices, the default first, then the best of them against default and incumbent.
 
-    rounds, budget: samples of each finalist, and seconds after which no further candidate is prepared.
-    turn: held while anything is timed.
+    budget: seconds after which no further candidate is prepared.
 
     Raises:
         RuntimeError: the default itself does not run or is outside the budget of error.
     """
     begin = time.perf_counter()
-    prepare = clock(group, batch)
+    judge, prepare = bench.judge, bench.clock(group, batch)
     default = choices[0]
     tried: list[tuple[Choice, Sampler]] = []
     for choice in distinct((default, incumbent, *choices)):
@@ -167,7 +172,7 @@ def tune_key(
                 raise RuntimeError(f"{group.name} B={batch}: the default config does not run") from refusal
             log.warning("%s B=%d: %s does not run: %s", group.name, batch, choice, refusal)
     # every candidate in each pass: what disturbs one pass disturbs all of them
-    with turn:
+    with bench.turn:
         passes = [[sample() for _, sample in tried] for _ in range(PASSES)]
     times = [min(each) for each in zip(*passes, strict=True)]
     fast = [tried[index][0] for index in sorted(range(len(tried)), key=times.__getitem__)]
@@ -178,8 +183,8 @@ def tune_key(
     finalists = distinct((default, incumbent if seated else None, *best))
     samplers = [next(sample for c, sample in tried if same(c, choice)) for choice in finalists]
     samples: list[list[float]] = [[] for _ in finalists]
-    with turn:
-        for _ in range(rounds):
+    with bench.turn:
+        for _ in range(bench.rounds):
             for one, sample in zip(samples, samplers, strict=True):
                 one.append(sample())
     us = [statistics.median(one) for one in samples]

@@ -20,7 +20,9 @@ from helion_sinkhorn.lab.tuning.finals import (
     FINALISTS,
     PASSES,
     ROUNDS,
+    Bench,
     Clock,
+    Judge,
     Result,
     digits,
     gpu_clock,
@@ -64,7 +66,7 @@ def search(
     options: Options,
     *,
     clock: Clock = gpu_clock,
-    judge: Callable[[Group, Choice], float] = on_gpu,
+    judge: Judge = on_gpu,
     compilation: Callable[..., Any] = Compilation,
     space: Callable[[str], contextlib.AbstractContextManager[Around]] = helion_space,
     say: Callable[[str], None] = print,
@@ -74,7 +76,7 @@ def search(
     Nothing is written: a call refuses a config that its kernel's space lacks.  Each key may take its part of
     the seconds left.  Arguments as in `tune`; space: the neighbours of a config on a device.
     """
-    device, turn = DEVICES[options.device], gpu_timing_lock()
+    device, bench = DEVICES[options.device], Bench(clock, judge, ROUNDS[options.effort], gpu_timing_lock())
     with space(options.device) as around:
         for number, result in enumerate(results):
             group = result.group
@@ -88,7 +90,7 @@ def search(
             def timed(choices: Sequence[Choice], group=group, prepare=prepare, end=end) -> Points:
                 compiled = compilation(device, [group], options.workers, options.cache, choices)
                 try:
-                    return list(times_of(compiled.as_ready(group, end), prepare, turn))
+                    return list(times_of(compiled.as_ready(group, end), prepare, bench.turn))
                 finally:
                     compiled.stop()
 
@@ -96,10 +98,7 @@ def search(
             right = (c for c, _ in sorted(found, key=by_time) if judge(group, c) <= 1)
             best = itertools.islice(right, FINALISTS)
             default = default_choice(KERNELS[group.kernel], group.call, device)
-            finals = tune_key(
-                group, result.batch, [default, *best], result.winner, clock, judge,
-                ROUNDS[options.effort], math.inf, turn,
-            )  # fmt: skip
+            finals = tune_key(group, result.batch, [default, *best], result.winner, bench, math.inf)
             say(
                 f"  {group.name} B={result.batch}: {len(found)} configs of Helion's space; "
                 f"{digits(result.us)} us stored, {digits(finals.us)} us the best"

@@ -17,7 +17,9 @@ from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.tuning.compilation import Compilation, count_compilations, launchable
 from helion_sinkhorn.lab.tuning.finals import (
     ROUNDS,
+    Bench,
     Clock,
+    Judge,
     Result,
     digits,
     gpu_clock,
@@ -31,7 +33,6 @@ from helion_sinkhorn.lab.tuning.plan import groups_of_rank
 from helion_sinkhorn.lab.tuning.provenance import device_block, provenance
 from helion_sinkhorn.lab.tuning.ranking import KERNELS as RANKED
 from helion_sinkhorn.lab.tuning.ranking import calibration
-from helion_sinkhorn.runtime.kernel import Choice
 
 CANDIDATES_SHARE = 0.5
 """The share of the seconds left that the candidates of a key may take before its finals."""
@@ -43,7 +44,7 @@ def tune(
     reported: str,
     *,
     clock: Clock = gpu_clock,
-    judge: Callable[[Group, Choice], float] = on_gpu,
+    judge: Judge = on_gpu,
     compilation: Callable[..., Any] = Compilation,
     say: Callable[[str], None] = print,
 ) -> Iterator[Result]:
@@ -62,7 +63,7 @@ def tune(
     device = DEVICES[options.device]
     left = groups_of_rank(groups, options)
     compiled = compilation(device, left, options.workers, options.cache)
-    missed, turn = count_compilations(), gpu_timing_lock()
+    missed, bench = count_compilations(), Bench(clock, judge, ROUNDS[options.effort], gpu_timing_lock())
     try:
         for number, group in enumerate(left, 1):
             binaries = compiled.binaries(group)
@@ -78,10 +79,7 @@ def tune(
                 # of the candidates: a stored choice that is refused makes way for the default and its time
                 old = next((c for c in choices if stored and same(c, stored)), None)
                 try:
-                    result = tune_key(
-                        group, batch, choices, old, clock, judge, ROUNDS[options.effort],
-                        CANDIDATES_SHARE * options.left, turn,
-                    )  # fmt: skip
+                    result = tune_key(group, batch, choices, old, bench, CANDIDATES_SHARE * options.left)
                 except RuntimeError as failure:
                     say(f"{failure}: {failure.__cause__ or 'nothing is written for it'}")
                     continue

@@ -13,14 +13,13 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from helion_sinkhorn.runtime.wanted import Some, all_of, room_for
+from helion_sinkhorn.ops.linear_attention.problem import Problem
+from helion_sinkhorn.runtime.wanted import Some, room_for
 
 BLOCK = 32
 """The backward keeps the state before every so many steps, and all states of one such block."""
-
-
-def _wide(x: Some, dtype: torch.dtype) -> Some:
-    return None if x is None else x.to(dtype)
+STEPWISE = "q", "k", "v", "g", "gk", "gv"
+"""The arguments that have an entry for each step."""
 
 
 def _outer(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -39,15 +38,17 @@ def _decay(*gates: Some, dtype: torch.dtype) -> Some:
 class _Span:
     """Sequences of one length that are computed together: (B, L, H, D) in the computing dtype."""
 
-    def __init__(self, q, k, v, g, g_gamma, gk, gv, scale, start, reverse):
-        self.q, self.k, self.v, self.scale = q, k, v, scale
-        self.start = q.new_zeros(q.size(0), *q.shape[2:], v.size(-1)) if start is None else start
-        steps = range(q.size(1))
-        self.order = steps[::-1] if reverse else steps
-        heads = None if g_gamma is None else g_gamma.view(-1, 1).expand(*q.shape[:3], 1)
-        self.rows = _decay(None if g is None else g.unsqueeze(-1), heads, gk, dtype=q.dtype)
+    def __init__(self, p: Problem):
+        self.q, self.k, self.v, self.scale = p.q, p.k, p.v, p.scale
+        self.start = p.initial_state
+        if self.start is None:
+            self.start = p.q.new_zeros(p.q.size(0), *p.q.shape[2:], p.v.size(-1))
+        steps = range(p.q.size(1))
+        self.order = steps[::-1] if p.reverse else steps
+        heads = None if p.g_gamma is None else p.g_gamma.view(-1, 1).expand(*p.q.shape[:3], 1)
+        self.rows = _decay(None if p.g is None else p.g.unsqueeze(-1), heads, p.gk, dtype=p.q.dtype)
         self.rows = None if self.rows is None else self.rows.unsqueeze(-1)
-        self.columns = None if gv is None else gv.exp().unsqueeze(-2)
+        self.columns = None if p.gv is None else p.gv.exp().unsqueeze(-2)
 
     def decayed(self, h: torch.Tensor, t: int) -> torch.Tensor:
         if self.rows is not None:
@@ -113,54 +114,44 @@ def _offsets(cu_seqlens: torch.Tensor, steps: int) -> list[int]:
     return offsets
 
 
-def _spans(q, k, v, g, g_gamma, gk, gv, scale, start, reverse, cu_seqlens) -> Iterator[tuple[slice, _Span]]:
+def _spans(p: Problem) -> Iterator[tuple[slice, _Span]]:
     """(steps, span) of everything at once, or of one packed sequence after another."""
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    q, k, v, g, g_gamma, gk, gv, start = (_wide(x, dtype) for x in (q, k, v, g, g_gamma, gk, gv, start))
-    if cu_seqlens is None:
-        yield slice(None), _Span(q, k, v, g, g_gamma, gk, gv, scale, start, reverse)
+    dtype = torch.promote_types(p.q.dtype, torch.float32)
+    wide = Problem(*[x.to(dtype) if isinstance(x, torch.Tensor) else x for x in p[:-1]])
+    if p.cu_seqlens is None:
+        yield slice(None), _Span(wide)
         return
-    for n, (begin, end) in enumerate(itertools.pairwise(_offsets(cu_seqlens, q.size(1)))):
+    for n, (begin, end) in enumerate(itertools.pairwise(_offsets(p.cu_seqlens, p.q.size(1)))):
         at = slice(begin, end)
-        parts = [None if x is None else x[:, at] for x in (q, k, v, g, gk, gv)]
-        own = None if start is None else start[n : n + 1]
-        yield at, _Span(*parts[:4], g_gamma, *parts[4:], scale, own, reverse)
+        parts = {name: x[:, at] for name in STEPWISE if (x := getattr(wide, name)) is not None}
+        if wide.initial_state is not None:
+            parts["initial_state"] = wide.initial_state[n : n + 1]
+        yield at, _Span(wide._replace(**parts))
 
 
-def forward(
-    q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens
-) -> tuple[torch.Tensor, torch.Tensor]:
+def forward(p: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, last state); the contract is linear_attention.recurrent_linear_attention's."""
-    o, states = torch.zeros_like(v, memory_format=torch.contiguous_format), []
-    for at, span in _spans(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens):
+    o, states = torch.zeros_like(p.v, memory_format=torch.contiguous_format), []
+    for at, span in _spans(p):
         o[:, at], state = span.forward()
         states.append(state)
     return o, torch.cat(states)
 
 
-def backward(
-    do, dend, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, wanted=None
-) -> tuple[Some, ...]:
-    """Gradients of q, k, v, g, g_gamma, gk, gv and initial_state, None for each that is not wanted.
-
-    Args:
-        wanted: which gradients to compute; None for all.
-    """
-    tensors = q, k, v, g, g_gamma, gk, gv, initial_state
-    wanted = all_of(tensors) if wanted is None else wanted
+def backward(do: Some, dend: Some, p: Problem, wanted: Sequence[bool]) -> tuple[Some, ...]:
+    """Gradients of q, k, v, g, g_gamma, gk, gv and initial_state, None for each that is not wanted."""
     *of_vectors, of_g, of_gamma, of_gk, of_gv, of_start = wanted
-    do = torch.zeros_like(v) if do is None else do
-    dtype = torch.promote_types(q.dtype, torch.float32)
+    do = torch.zeros_like(p.v) if do is None else do
+    dtype = torch.promote_types(p.q.dtype, torch.float32)
     own = *of_vectors, of_g or of_gamma or of_gk, of_gv
-    like = (q, q.dtype), (k, k.dtype), (v, v.dtype), (k, dtype), (v, dtype)
+    like = (p.q, p.q.dtype), (p.k, p.k.dtype), (p.v, p.v.dtype), (p.k, dtype), (p.v, dtype)
     *made, drows, dcolumns = sums = [
         torch.zeros(x.shape, dtype=kind, device=x.device) if w else None
         for (x, kind), w in zip(like, own, strict=True)
     ]
     starts = []
-    spans = _spans(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens)
-    for n, (at, span) in enumerate(spans):
-        last = dend if dend is None or cu_seqlens is None else dend[n : n + 1]
+    for n, (at, span) in enumerate(_spans(p)):
+        last = dend if dend is None or p.cu_seqlens is None else dend[n : n + 1]
         *results, start = span.backward(do[:, at].to(dtype), last, own)
         for whole, part in zip(sums, results, strict=True):
             if whole is not None:
@@ -168,9 +159,9 @@ def backward(
         starts.append(start)
     return (
         *made,
-        drows.sum(-1).to(g.dtype) if of_g else None,
-        drows.sum((0, 1, 3)).to(g_gamma.dtype) if of_gamma else None,
-        drows.to(gk.dtype) if of_gk else None,
-        dcolumns.to(gv.dtype) if of_gv else None,
+        drows.sum(-1).to(p.g.dtype) if of_g else None,
+        drows.sum((0, 1, 3)).to(p.g_gamma.dtype) if of_gamma else None,
+        drows.to(p.gk.dtype) if of_gk else None,
+        dcolumns.to(p.gv.dtype) if of_gv else None,
         torch.cat(starts) if of_start else None,
     )

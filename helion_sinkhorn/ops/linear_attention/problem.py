@@ -1,19 +1,20 @@
-"""The arguments of one call of recurrent linear attention, as its launches take them."""
+"""The arguments of one call of recurrent linear attention, which its launches and its CPU path take."""
 
 from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from helion_sinkhorn.ops.linear_attention.recurrent.space import SPAN, WalkCall
 from helion_sinkhorn.runtime.space import power_of_two
+from helion_sinkhorn.runtime.wanted import Some
 
 WIDE = torch.float32
 """The dtype of states and of sums over time."""
-Some = torch.Tensor | None
+GATES = "g", "g_gamma", "gk", "gv"
 
 
 def padded_side(size: int) -> int:
@@ -37,9 +38,13 @@ def unpad(x: Some, *sizes: int) -> Some:
     return None if x is None else x[(..., *map(slice, sizes))].contiguous()
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What all walks of one call share: the operator's arguments, contiguous."""
+@functools.cache
+def walk_call(result: str, dtype: torch.dtype, dk: int, dv: int, gates: str) -> WalkCall:
+    return WalkCall(result, str(dtype)[6:], dk, dv, gates)
+
+
+class Problem(NamedTuple):
+    """The operator's arguments, in its order."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -49,20 +54,26 @@ class Problem:
     gk: Some
     gv: Some
     scale: float
-    reverse: bool
-    cu_seqlens: Some
+    initial_state: Some = None
+    reverse: bool = False
+    cu_seqlens: Some = None
 
-    @classmethod
-    def of(cls, *arguments) -> Problem:
-        return cls(*[x.contiguous() if isinstance(x, torch.Tensor) else x for x in arguments])
+    def contiguous(self) -> Problem:
+        return Problem(*[x.contiguous() if isinstance(x, torch.Tensor) else x for x in self])
 
-    @classmethod
-    def fitting(cls, q, k, v, g, g_gamma, gk, gv, *arguments) -> Problem:
-        """The problem with its sides padded to sizes that a walk takes."""
-        dk, dv = padded_side(q.size(-1)), padded_side(v.size(-1))
-        vectors = pad_to(q, dk), pad_to(k, dk), pad_to(v, dv)
-        gates = g, g_gamma, pad_to(gk, dk, value=-math.inf), pad_to(gv, dv, value=-math.inf)
-        return cls.of(*vectors, *gates, *arguments)
+    def fitting(self) -> Problem:
+        """The contiguous problem with its sides padded to sizes that a walk takes."""
+        dk, dv = map(padded_side, self.sides)
+        return Problem(
+            pad_to(self.q, dk), pad_to(self.k, dk), pad_to(self.v, dv), self.g, self.g_gamma,
+            pad_to(self.gk, dk, value=-math.inf), pad_to(self.gv, dv, value=-math.inf),
+            self.scale, pad_to(self.initial_state, dk, dv), self.reverse, self.cu_seqlens,
+        ).contiguous()  # fmt: skip
+
+    @property
+    def differentiable(self) -> tuple[Some, ...]:
+        """The tensors that have gradients, in the order of these."""
+        return *self[:7], self.initial_state
 
     @property
     def sides(self) -> tuple[int, int]:
@@ -78,14 +89,14 @@ class Problem:
         """The number of states that are computed independently."""
         return self.sequences * self.q.size(2)
 
-    @functools.cached_property
+    @property
     def gates(self) -> str:
         """The names of the given gates."""
-        return " ".join(name for name in ("g", "g_gamma", "gk", "gv") if getattr(self, name) is not None)
+        return " ".join([name for name, x in zip(GATES, self[3:7], strict=True) if x is not None])
 
     def call(self, result: str) -> WalkCall:
         """What the config of one walk is chosen for."""
-        return WalkCall(result, str(self.q.dtype)[6:], self.k.size(-1), self.v.size(-1), self.gates)
+        return walk_call(result, self.q.dtype, *self.sides, self.gates)
 
     def new_like(self, x: torch.Tensor) -> torch.Tensor:
         """A result in the shape of x, filled with zeros if offsets may leave steps out."""

@@ -12,6 +12,7 @@ import math
 import torch
 
 from helion_sinkhorn.ops.linear_attention import eager
+from helion_sinkhorn.ops.linear_attention.problem import Problem
 from helion_sinkhorn.runtime.gradients import NAMESPACE
 from helion_sinkhorn.runtime.tokens import batch_first, one_by_one
 from helion_sinkhorn.runtime.torch_op import (
@@ -46,19 +47,22 @@ def _computing(q: torch.Tensor, serves: str):
     return METHODS[serves].chosen_for(q, "helion")
 
 
-def forward(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, serves):
+def forward(*arguments):
     """(o, last state); see api.recurrent_linear_attention."""
-    if not math.isfinite(scale):
-        raise ValueError(f"scale is {scale}; pass a finite value, or None for Dk ** -0.5")
-    with _computing(q, serves) as run:
-        return run.forward(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens)
+    *arguments, serves = arguments
+    p = Problem(*arguments)
+    if not math.isfinite(p.scale):
+        raise ValueError(f"scale is {p.scale}; pass a finite value, or None for Dk ** -0.5")
+    with _computing(p.q, serves) as run:
+        return run.forward(p)
 
 
 def backward(do, dend, *arguments):
     """The gradients of `forward`, from its arguments only."""
     *arguments, serves, wanted = arguments
-    with _computing(arguments[0], serves) as run:
-        return [x for x in run.backward(do, dend, *arguments, wanted) if x is not None]
+    p = Problem(*arguments)
+    with _computing(p.q, serves) as run:
+        return [x for x in run.backward(do, dend, p, wanted) if x is not None]
 
 
 def _empty_results(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, serves):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,6 +37,17 @@ MOST_ITERS = 1 << 20
 EPS_ACCEPTED = f"0 or a float from {SMALLEST_EPS} to 1"
 KERNEL_LARGEST = SMALL
 """Most rows or columns of a matrix that the kernels take."""
+
+
+class Options(NamedTuple):
+    """The options of `sinkhorn` that decide, with the logits, whether a call is right and what serves it."""
+
+    n_iters: int = 20
+    eps: float = DEFAULT_EPS
+    form: str = "deepseek"
+    first: str = "rows"
+    backward: str | Implicit = "exact"
+    out_dtype: torch.dtype | None = None
 
 
 def sinkhorn(
@@ -131,9 +142,8 @@ def sinkhorn(
     parts = distributed.shared(logits, group, first, implementation, backward, of)
     if parts is not None:
         logits, first, implementation = parts.part, parts.first, "pytorch"
-    serves = served_by(
-        logits, n_iters, eps, form, first, backward, implementation, out_dtype, of.has_marginals
-    )
+    options = Options(n_iters, eps, form, first, backward, out_dtype)
+    serves = served_by(logits, options, implementation, of.has_marginals)
     dtype = out_dtype or logits.dtype
     if of is not NO_OPTIONS:
         of.check(logits, form, backward)
@@ -142,20 +152,20 @@ def sinkhorn(
         wide = x if x.dtype == torch.float64 else x.float()
         p = (wide / temperature).exp().to(dtype)
         return p if parts is None else parts.whole(p)
-    options = implicit_options(backward)
+    implicit = implicit_options(backward)
     register_sharding_for(logits)
     own_eps = eps if form == "deepseek" else 0.0
     if parts is not None:
         serves = "helion" if parts.by_kernels else "pytorch"
-        p = marginals.run(logits, of, n_iters, own_eps, first, serves, dtype, parts.groups, parts.lines)[0]
+        p = marginals.run(logits, of, n_iters, own_eps, first, serves, dtype, parts.ranks)[0]
         return parts.whole(p)
-    if of.has_marginals or (options is None and is_large(logits, n_iters, own_eps)):
+    if of.has_marginals or (implicit is None and is_large(logits, n_iters, own_eps)):
         return marginals.run(logits, of, n_iters, own_eps, first, serves, dtype)[0]
     if of is not NO_OPTIONS:
         logits = logits.to(computing(logits.dtype)) / temperature
-    if options is not None:
+    if implicit is not None:
         run = implicit_op.SinkhornImplicit.apply if differentiates(logits) else implicit_op.call
-        return run(logits, n_iters, eps, form, first, serves, dtype, options.system, options.solver)
+        return run(logits, n_iters, eps, form, first, serves, dtype, implicit.system, implicit.solver)
     run = torch_op.Sinkhorn.apply if differentiates(logits) else torch_op.call
     return run(logits, n_iters, eps, form, first, serves, dtype)
 
@@ -166,16 +176,15 @@ _accepted: dict[Hashable, str] = {}
 """Argument sets that passed `_check`, and the implementation that computes them."""
 
 
-def served_by(logits, n_iters, eps, form, first, backward, implementation, out_dtype, marginals=False) -> str:
+def served_by(logits: torch.Tensor, of: Options, implementation: str, marginals: bool = False) -> str:
     """The implementation that `_resolve` returns after the checks; kept for arguments that check alike."""
-    arguments = logits, n_iters, eps, form, first, backward, out_dtype
     key = None
     plain = type(logits) in (torch.Tensor, torch.nn.Parameter) and not logits.is_nested
     if plain and not torch.compiler.is_compiling():
         # the key has the types too, since 20 == 20.0 and 1 == True
         key = (
-            logits.layout, logits.dtype, logits.shape[-2:], logits.is_cuda, type(n_iters), type(eps),
-            *arguments[1:], implementation, marginals,
+            logits.layout, logits.dtype, logits.shape[-2:], logits.is_cuda, type(of.n_iters), type(of.eps),
+            *of, implementation, marginals,
         )  # fmt: skip
         try:
             return _accepted[key]
@@ -184,12 +193,11 @@ def served_by(logits, n_iters, eps, form, first, backward, implementation, out_d
         except TypeError:  # an argument is unhashable; _check will name it
             key = None
     implementation = check_implementation(implementation)
-    _check(*arguments)
-    eps = eps if form == "deepseek" else 0.0
-    if marginals or (backward == "exact" and max(logits.shape[-2:]) > KERNEL_LARGEST):
-        serves = resolve_large(implementation, logits, first)
+    _check(logits, of)
+    if marginals or (of.backward == "exact" and max(logits.shape[-2:]) > KERNEL_LARGEST):
+        serves = resolve_large(implementation, logits, of.first)
     else:
-        serves = _resolve(implementation, logits, n_iters, eps)
+        serves = _resolve(implementation, logits, of.n_iters, of.eps if of.form == "deepseek" else 0.0)
     if key is not None:
         if len(_accepted) >= MOST_ACCEPTED:
             _accepted.clear()
@@ -197,7 +205,7 @@ def served_by(logits, n_iters, eps, form, first, backward, implementation, out_d
     return serves
 
 
-def _check(logits, n_iters, eps, form, first, backward, out_dtype) -> None:
+def _check(logits, of: Options) -> None:
     check_tensor("logits", logits, "(..., n, m)")
     if logits.dim() < 2:
         raise ValueError(f"logits has shape {tuple(logits.shape)}; pass at least two dimensions, (..., n, m)")
@@ -205,23 +213,22 @@ def _check(logits, n_iters, eps, form, first, backward, out_dtype) -> None:
         raise ValueError(
             f"logits has shape {tuple(logits.shape)}; matrices need at least one row and one column"
         )
-    check_options(n_iters, eps, form, first, backward, out_dtype)
-    _check_shape(implicit_options(backward), logits)
+    check_options(of)
+    _check_shape(implicit_options(of.backward), logits)
 
 
-def check_options(n_iters, eps, form, first, backward, out_dtype) -> None:
-    """Check the arguments of `sinkhorn` other than the logits."""
-    check_int("n_iters", n_iters, 0, MOST_ITERS)
-    check_eps(eps)
-    check_option("form", form, FORMS)
-    if form == "log" and eps not in (0, DEFAULT_EPS):
+def check_options(of: Options) -> None:
+    check_int("n_iters", of.n_iters, 0, MOST_ITERS)
+    check_eps(of.eps)
+    check_option("form", of.form, FORMS)
+    if of.form == "log" and of.eps not in (0, DEFAULT_EPS):
         raise ValueError(
-            f"eps is {float(eps)} with form='log', which has no eps; leave it out, or pass form='deepseek'"
+            f"eps is {float(of.eps)} with form='log', which has no eps; leave it out, or pass form='deepseek'"
         )
-    check_option("first", first, FIRSTS)
-    if not isinstance(backward, Implicit):
-        check_option("backward", backward, BACKWARDS)
-    check_out_dtype(out_dtype)
+    check_option("first", of.first, FIRSTS)
+    if not isinstance(of.backward, Implicit):
+        check_option("backward", of.backward, BACKWARDS)
+    check_out_dtype(of.out_dtype)
 
 
 def check_eps(eps) -> None:

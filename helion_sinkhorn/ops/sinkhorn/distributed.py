@@ -8,7 +8,7 @@ import torch
 
 from helion_sinkhorn.ops.sinkhorn.large.eager import SMALL, resolve_large
 from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
-from helion_sinkhorn.ops.sinkhorn.large.ranks import reduce_over
+from helion_sinkhorn.ops.sinkhorn.large.ranks import Ranks, ranks_of, reduce_over
 from helion_sinkhorn.runtime.checks import check_group, check_implementation
 from helion_sinkhorn.runtime.tokens import may_be_distributed
 from helion_sinkhorn.runtime.torch_op import needs_gradient
@@ -29,6 +29,10 @@ class Shared(NamedTuple):
     """The DTensor that the part comes from, or None."""
     by_kernels: bool = False
     """Whether all ranks run the kernels on their parts."""
+
+    @property
+    def ranks(self) -> Ranks:
+        return ranks_of(self.groups, self.first, self.lines)
 
     def whole(self, p: torch.Tensor) -> torch.Tensor:
         """P in the form in which the logits were given."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.api import DEFAULT_EPS, MOST_ITERS, check_options, sinkhorn
+from helion_sinkhorn.ops.sinkhorn.api import DEFAULT_EPS, MOST_ITERS, Options, check_options, sinkhorn
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import Implicit
 from helion_sinkhorn.runtime.checks import as_int, check_implementation, check_int, check_tensor
 from helion_sinkhorn.runtime.torch_op import without_autocast
@@ -25,7 +25,7 @@ class Sinkhorn(torch.nn.Module):
         out_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_options(n_iters, eps, form, first, backward, out_dtype)
+        check_options(Options(n_iters, eps, form, first, backward, out_dtype))
         self.options = {
             "n_iters": as_int(n_iters), "eps": eps, "form": form, "first": first, "backward": backward,
             "implementation": check_implementation(implementation), "out_dtype": out_dtype,

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from helion_sinkhorn.ops.sinkhorn import torch_op
-from helion_sinkhorn.ops.sinkhorn.api import DEFAULT_EPS, KERNEL_LARGEST, implicit_options, served_by
+from helion_sinkhorn.ops.sinkhorn.api import (
+    DEFAULT_EPS,
+    KERNEL_LARGEST,
+    Options,
+    implicit_options,
+    served_by,
+)
 from helion_sinkhorn.ops.sinkhorn.implicit import torch_op as implicit_op
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import Implicit
 from helion_sinkhorn.ops.sinkhorn.large import torch_op as large_op
@@ -46,7 +52,7 @@ def plan(
     Arguments and errors are as in `sinkhorn`.
     """
     n_iters = as_int(n_iters)
-    serves = served_by(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
+    serves = served_by(logits, Options(n_iters, eps, form, first, backward, out_dtype), implementation)
     options = implicit_options(backward)
     if serves == "pytorch" or n_iters == 0:
         how = f"vectorised PyTorch, {'P' if options else 'logits'} kept" if n_iters else "exp(logits)"

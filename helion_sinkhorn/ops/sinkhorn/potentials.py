@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.ops.sinkhorn import distributed
-from helion_sinkhorn.ops.sinkhorn.api import MOST_ITERS, served_by
+from helion_sinkhorn.ops.sinkhorn.api import MOST_ITERS, Options, served_by
 from helion_sinkhorn.ops.sinkhorn.large import marginals
 from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
+from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE
 from helion_sinkhorn.runtime.checks import check_int
 from helion_sinkhorn.runtime.tokens import register_sharding_for
 
@@ -58,11 +59,11 @@ def sinkhorn_potentials(
                 "sharded rows and group"
             )
         implementation = "pytorch"
-    serves = served_by(logits, n_iters, 0.0, "log", first, "exact", implementation, None, True)
+    serves = served_by(logits, Options(n_iters, 0.0, "log", first), implementation, True)
     of.check(logits, "log", "exact")
     register_sharding_for(logits)
-    ranks = ((), 0) if parts is None else (parts.groups, parts.lines)
+    ranks = ALONE if parts is None else parts.ranks
     if parts is not None and parts.by_kernels:
         serves = "helion"
-    _, f, g = marginals.run(logits, of, n_iters, 0.0, first, serves, logits.dtype, *ranks)
+    _, f, g = marginals.run(logits, of, n_iters, 0.0, first, serves, logits.dtype, ranks)
     return f, g

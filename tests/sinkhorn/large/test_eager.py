@@ -9,6 +9,7 @@ from autograd_calls import assert_equal, randn, value_and_gradient
 from helion_sinkhorn import reference, sinkhorn
 from helion_sinkhorn.lab.sinkhorn.logits import LOGITS
 from helion_sinkhorn.ops.sinkhorn.large import definition, eager, products, ranks
+from helion_sinkhorn.ops.sinkhorn.large.sides import Matrices
 from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
 
 FORMS = ["deepseek", "log"]
@@ -192,7 +193,7 @@ def test_a_small_eps_scales_the_upstream_gradient_of_whole_matrices(n):
     """The largest entry of a column is not the largest of its matrix."""
     x, dy = (randn(3, n, n + 3, seed=seed) for seed in (0, 1))
     dy = dy * torch.logspace(-3, 3, n + 3)
-    made = eager.forward(x, None, None, 4, 1e-9, "rows", 1.0, True, x.dtype)
-    dx = eager.backward(dy, None, None, x, None, None, *made[3:], 1e-9, "rows", 1.0)[0]
+    made = eager.forward(Matrices(x, eps=1e-9), 4, True, x.dtype)
+    dx = eager.backward(dy, None, None, Matrices(x, eps=1e-9), *made[3:])[0]
     _, true = value_and_gradient(lambda t: reference.sinkhorn(t, 4, eps=1e-9), x.double(), dy.double())
     assert (dx.double() - true).abs().max() <= 2e-6 * true.abs().max()

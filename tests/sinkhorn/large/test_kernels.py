@@ -13,6 +13,7 @@ from reference_mode import each_device
 from helion_sinkhorn import reference
 from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 from helion_sinkhorn.ops.sinkhorn.large import launch
+from helion_sinkhorn.ops.sinkhorn.large.sides import Matrices
 
 BY_NIGHT = pytest.mark.nightly(
     "half a second to a second each; other sizes and logits of the same kind run always"
@@ -79,8 +80,9 @@ def test_narrow_types_are_rounded_once(dtype):
 
 def of_eps(module, x, dy, n_iters, first, eps, **own):
     """P and dX of the deepseek form."""
-    made = module.forward(x, None, None, n_iters, eps, first, 1.0, True, x.dtype, **own)
-    return made[0], module.backward(dy, None, None, x, None, None, *made[3:], eps, first, 1.0, **own)[0]
+    matrices = Matrices(x, eps=eps, first=first)
+    made = module.forward(matrices, n_iters, True, x.dtype, **own)
+    return made[0], module.backward(dy, None, None, matrices, *made[3:], **own)[0]
 
 
 def specified(x, dy, n_iters, first, eps, dtype=torch.float64):
@@ -169,7 +171,7 @@ def test_what_is_not_kept_does_not_show(n_iters, longest, eps):
     """Two vectors in turn beside the first one."""
     x = randn(2, 40, 36)
     p, q = (
-        launch.forward(x, None, None, n_iters, eps, "rows", 1.0, keep, x.dtype, longest=longest)[0]
+        launch.forward(Matrices(x, eps=eps), n_iters, keep, x.dtype, longest=longest)[0]
         for keep in (True, False)
     )
     assert torch.equal(p, q)
@@ -187,8 +189,7 @@ def test_narrow_types_of_the_deepseek_form_are_rounded_once(dtype, longest, eps)
 
 def test_without_a_gradient_nothing_is_kept():
     x, r, c, *_ = given(40, 36, True)
-    kept = launch.forward(x, r, c, 5, 0.0, "rows", 1.0, True, x.dtype)
-    made = launch.forward(x, r, c, 5, 0.0, "rows", 1.0, False, x.dtype)
+    kept, made = (launch.forward(Matrices(x, r, c), 5, keep, x.dtype) for keep in (True, False))
     assert [len(t) for t in made[3:]] == [0, 0]
     assert_equal(made[:3], kept[:3])
 

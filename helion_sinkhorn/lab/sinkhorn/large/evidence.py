@@ -16,6 +16,7 @@ from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.ops.sinkhorn.api import sinkhorn
 from helion_sinkhorn.ops.sinkhorn.large import eager, launch
 from helion_sinkhorn.ops.sinkhorn.large.calls import KERNELS, Calls, call_for
+from helion_sinkhorn.ops.sinkhorn.large.sides import Matrices
 from helion_sinkhorn.ops.sinkhorn.large.space import LargeCall
 from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.runtime.launch import NO_CHOICES
@@ -82,21 +83,18 @@ def truths(workload: LargeWorkload, x: torch.Tensor, *given: torch.Tensor) -> di
 
 
 def run(
-    workload: LargeWorkload, choices: Choices | None, of: Collection[str], x: torch.Tensor, *given
+    workload: LargeWorkload, choices: Choices | None, of: Collection[str], x: torch.Tensor, *others
 ) -> Results:
     """P by a call, and the gradients by a call on what it kept."""
     gradients = bool({*GRADIENTS} & {*of})
-    *marginals, dy = given
-    log_r, log_c = marginals or (None, None)
-    how = workload.eps, workload.first, 1.0
+    *marginals, dy = others
+    given = Matrices(x, *(marginals or (None, None)), workload.eps, workload.first)
     own = {} if choices is None else {"choices": choices or NO_CHOICES, "longest": workload.longest}
     module = launch if own else eager
-    p, _, _, *kept = module.forward(
-        x, log_r, log_c, workload.n_iters, *how, gradients, workload.dtype, **own
-    )  # fmt: skip
+    p, _, _, *kept = module.forward(given, workload.n_iters, gradients, workload.dtype, **own)
     found = {"P": p}
     if gradients:
-        made = module.backward(dy, None, None, x, log_r, log_c, *kept, *how, **own)
+        made = module.backward(dy, None, None, given, *kept, **own)
         found |= dict(zip(GRADIENTS, made, strict=True))
     return {name: found[name] for name in of}
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from helion_sinkhorn.ops.linear_attention.chunked import space
 from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
-from helion_sinkhorn.ops.linear_attention.problem import WIDE, Problem, Some
+from helion_sinkhorn.ops.linear_attention.problem import WIDE, Problem
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, Tensors, launch
-from helion_sinkhorn.runtime.wanted import all_of, room_for
+from helion_sinkhorn.runtime.wanted import Some, room_for
 
 ROOM = "helion_sinkhorn.ops.linear_attention.chunked"
 
@@ -55,11 +54,11 @@ def chunk_call(dtype: torch.dtype, dk: int, dv: int, gates: str) -> ChunkCall:
 
 def pieces(p: Problem) -> int:
     """The number of pieces with 8 bits that the sum of gates at one step has."""
-    return 1 if p.gates in ("", "gk") and (p.gk is None or p.gk.dtype == torch.bfloat16) else 3
+    narrow = p.gk is None or p.gk.dtype == torch.bfloat16
+    return 1 if narrow and p.g is None and p.g_gamma is None else 3
 
 
-@dataclass(frozen=True)
-class Scratch:
+class Scratch(NamedTuple):
     """Q, K, D and A of chunked/kernels.py."""
 
     qs: torch.Tensor
@@ -73,7 +72,12 @@ def empty(p: Problem, *shape: int, dtype: torch.dtype = WIDE) -> torch.Tensor:
 
 
 def start(
-    p: Problem, part: str, tensors: Tensors, constants: tuple[object, ...], named: Choice | None
+    p: Problem,
+    part: str,
+    call: ChunkCall,
+    tensors: Tensors,
+    constants: tuple[object, ...],
+    named: Choice | None,
 ) -> None:
     """One launch of a kernel; its tile, if it has one, and how to multiply come last.
 
@@ -81,7 +85,6 @@ def start(
     """
     name = f"linear_attention_chunk_{part}"
     choice = named if named is not None and named.kernel == name else None
-    call = call_of(p)
     # the layouts of these tensors do not say which gates are given
     values = call, p.v.size(3), *constants
     launch(KERNELS[name], call, tensors, *values, batch=p.batch, choice=choice)
@@ -99,31 +102,34 @@ def scores(p: Problem, choice: Choice | None = None) -> Scratch:
     )
     tensors = p.q, p.k, p.g, p.g_gamma, p.gk, s.qs, s.ks, s.decay, s.a
     constants = p.scale, call.chunk, call.width, p.reverse, pieces(p), call.least
-    start(p, "scores", tensors, constants, choice)
+    start(p, "scores", call, tensors, constants, choice)
     return s
 
 
 def walk(
     p: Problem,
-    decay: torch.Tensor,
-    y: torch.Tensor,
-    v: torch.Tensor,
-    initial: Some,
-    backwards: bool,
-    x: Some = None,
-    a: Some = None,
+    s: Scratch,
+    do: Some = None,
+    initial: Some = None,
+    outputs: bool = True,
     states: bool = False,
     choice: Choice | None = None,
 ) -> tuple[Some, Some, torch.Tensor]:
-    """(outputs if x and a are given, the states before every chunk if requested, the last state)."""
+    """(o, the states before every chunk, the last state), the first two if they are requested.
+
+    Args:
+        do: walks back, whose o is dv: it takes do for v and has keys and queries exchanged.
+        initial: the state that the walk begins with.
+    """
     call = call_of(p)
-    o = None if x is None else torch.empty_like(v)
-    before = empty(p, *decay.shape, v.size(3), dtype=y.dtype) if states else None
+    v, x, y, a = (p.v, s.qs, s.ks, s.a) if do is None else (do, s.ks, s.qs, s.a.mT)
+    o, x, a = (torch.empty_like(v), x, a) if outputs else (None, None, None)
+    before = empty(p, *s.decay.shape, v.size(3), dtype=y.dtype) if states else None
     last = p.new_state()
     # a state in a pool of all layers may have strides beyond 32-bit indices
     initial = None if initial is None else initial.contiguous()
-    tensors = y, v, decay, x, a, initial, o, before, last
-    start(p, "walk", tensors, (call.chunk, call.width, backwards), choice)
+    tensors = y, v, s.decay, x, a, initial, o, before, last
+    start(p, "walk", call, tensors, (call.chunk, call.width, p.reverse == (do is None)), choice)
     return o, before, last
 
 
@@ -150,39 +156,32 @@ def gradients(
     dgk = torch.empty_like(p.gk) if of_gk else None
     tensors = p.q, p.k, p.v, p.g, p.g_gamma, p.gk, do, decay, before, after, dq, dk, dg, dgk
     constants = p.scale, call.chunk, call.width, p.reverse, pieces(p), call.least, call.least_gate
-    start(p, "gradients", tensors, constants, choice)
+    start(p, "gradients", call, tensors, constants, choice)
     return dq, dk, dg, dgk
 
 
-def forward(
-    q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, choice: Choice | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(o, last state), without gv and cu_seqlens; otherwise as linear_attention_launch.forward."""
-    p = Problem.of(q, k, v, g, g_gamma, gk, None, scale, reverse, None)
-    s = scores(p, choice)
-    o, _, last = walk(p, s.decay, s.ks, p.v, initial_state, reverse, s.qs, s.a, choice=choice)
+def forward(p: Problem, choice: Choice | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """(o, last state), without gv and cu_seqlens; otherwise as recurrent.launch.forward."""
+    p = p.contiguous()
+    o, _, last = walk(p, scores(p, choice), None, p.initial_state, choice=choice)
     return o, last
 
 
 def backward(
-    do, dend, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens,
-    wanted: Sequence[bool] | None = None, choice: Choice | None = None,
-) -> tuple[Some, ...]:  # fmt: skip
+    do: Some, dend: Some, p: Problem, wanted: Sequence[bool], choice: Choice | None = None
+) -> tuple[Some, ...]:
     """As in recurrent.launch.backward: everything is computed again, nothing kept from the forward."""
-    wanted = all_of((q, k, v, g, g_gamma, gk, gv, initial_state)) if wanted is None else wanted
     of_q, of_k, of_v, of_g, of_gamma, of_gk, _, of_start = wanted
     of_states = of_q, of_k, of_g or of_gamma, of_gk
-    p = Problem.of(q, k, v, g, g_gamma, gk, None, scale, reverse, None)
+    p = p.contiguous()
     do = torch.zeros_like(p.v) if do is None else do.contiguous()
     s = scores(p, choice)
-    # dv is the o of the walk back, which takes do for v and has keys and queries exchanged
-    of_values = (s.ks, s.a.mT) if of_v else (None, None)
-    dv, after, dstart = walk(p, s.decay, s.qs, do, dend, not reverse, *of_values, any(of_states), choice)
+    dv, after, dstart = walk(p, s, do, dend, of_v, any(of_states), choice)
     dq = dk = dg = dgk = None
     if any(of_states):
-        _, before, _ = walk(p, s.decay, s.ks, p.v, initial_state, reverse, states=True, choice=choice)
+        _, before, _ = walk(p, s, None, p.initial_state, False, True, choice)
         dq, dk, dg, dgk = gradients(p, s.decay, do, before, after, of_states, choice)
     return (
-        dq, dk, dv, dg.to(g.dtype) if of_g else None, dg.sum((0, 1)).to(g_gamma.dtype) if of_gamma else None,
-        dgk, None, dstart if of_start else None,
+        dq, dk, dv, dg.to(p.g.dtype) if of_g else None,
+        dg.sum((0, 1)).to(p.g_gamma.dtype) if of_gamma else None, dgk, None, dstart if of_start else None,
     )  # fmt: skip

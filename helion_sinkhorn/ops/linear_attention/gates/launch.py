@@ -9,10 +9,11 @@ import torch
 
 from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
 from helion_sinkhorn.ops.linear_attention.gates.space import gates_default, gates_space
-from helion_sinkhorn.ops.linear_attention.problem import WIDE, Problem, Some
+from helion_sinkhorn.ops.linear_attention.problem import WIDE, Problem
 from helion_sinkhorn.ops.linear_attention.recurrent.space import SPAN
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, Tensors, launch
+from helion_sinkhorn.runtime.wanted import Some
 
 KERNEL = "linear_attention_gates"
 BODY = f"helion_sinkhorn.ops.linear_attention.gates.kernels:{KERNEL}"

@@ -10,7 +10,7 @@ import torch
 
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.ops.linear_attention.gates.launch import gates, wanted_sides
-from helion_sinkhorn.ops.linear_attention.problem import Problem, Some, pad_to, unpad
+from helion_sinkhorn.ops.linear_attention.problem import Problem, pad_to, unpad
 from helion_sinkhorn.ops.linear_attention.recurrent.space import (
     ROLES,
     SPAN,
@@ -30,7 +30,7 @@ from helion_sinkhorn.runtime.launch import (
     run_and_keep,
 )
 from helion_sinkhorn.runtime.space import largest_run
-from helion_sinkhorn.runtime.wanted import all_of, only
+from helion_sinkhorn.runtime.wanted import Some, only
 
 KERNEL = "linear_attention_walk"
 BODY = f"helion_sinkhorn.ops.linear_attention.recurrent.kernels:{KERNEL}"
@@ -134,41 +134,35 @@ def walk(
     return out
 
 
-def forward(
-    q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, choices: Choices = NO_CHOICES
-) -> tuple[torch.Tensor, torch.Tensor]:
+def forward(p: Problem, choices: Choices = NO_CHOICES) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, last state); the contract is linear_attention.recurrent_linear_attention's.
 
     choices: the caller's choices, by the result of the walk.
     """
-    p = Problem.fitting(q, k, v, g, g_gamma, gk, gv, scale, reverse, cu_seqlens)
+    dk, dv = p.sides
+    p = p.fitting()
     end = p.new_state()
-    o = walk(p, "o", start=pad_to(initial_state, *p.sides), end=end, choice=choices.get("o"))
-    return unpad(o, v.size(-1)), unpad(end, q.size(-1), v.size(-1))
+    o = walk(p, "o", start=p.initial_state, end=end, choice=choices.get("o"))
+    return unpad(o, dv), unpad(end, dk, dv)
 
 
 def backward(
-    do, dend, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens,
-    wanted: Sequence[bool] | None = None, choices: Choices = NO_CHOICES,
-) -> tuple[Some, ...]:  # fmt: skip
+    do: Some, dend: Some, p: Problem, wanted: Sequence[bool], choices: Choices = NO_CHOICES
+) -> tuple[Some, ...]:
     """Gradients of q, k, v, g, g_gamma, gk, gv and initial_state, None for each that is not wanted.
 
     A walk whose result is not wanted still runs if the gradients of gates need the states that it keeps.
-
-    Args:
-        wanted: which gradients to compute; None for all.
     """
-    wanted = all_of((q, k, v, g, g_gamma, gk, gv, initial_state)) if wanted is None else wanted
     of_q, of_k, of_v, *of_gates, of_start = wanted
     of_g, of_gamma = of_gates[:2]
-    dk_size, dv_size = q.size(-1), v.size(-1)
-    p = Problem.fitting(q, k, v, g, g_gamma, gk, gv, scale, reverse, cu_seqlens)
+    dk_size, dv_size = p.sides
+    p = p.fitting()
     do = torch.zeros_like(p.v) if do is None else pad_to(do, p.sides[1]).contiguous()
-    start, dend = pad_to(initial_state, *p.sides), pad_to(dend, *p.sides)
+    dend = pad_to(dend, *p.sides)
     states, dstates = (p.kept_states(), p.kept_states()) if any(of_gates) else (None, None)
     dq = dk = dv = None
     if of_q or any(of_gates):
-        dq = walk(p, "dq", do, start, states=states, choice=choices.get("dq"))
+        dq = walk(p, "dq", do, p.initial_state, states=states, choice=choices.get("dq"))
     if of_k or any(of_gates):
         dk = walk(p, "dk", do, dend, states=dstates, choice=choices.get("dk"))
     dstart = p.new_state() if of_start else None
@@ -182,8 +176,8 @@ def backward(
         unpad(dq, dk_size),
         unpad(dk, dk_size),
         unpad(dv, dv_size),
-        dg.view(g.shape).to(g.dtype) if of_g else None,
-        dg.sum(0).to(g_gamma.dtype) if of_gamma else None,
+        dg.view(p.g.shape).to(p.g.dtype) if of_g else None,
+        dg.sum(0).to(p.g_gamma.dtype) if of_gamma else None,
         unpad(dgates.get("gk"), dk_size),
         unpad(dgates.get("gv"), dv_size),
         unpad(dstart, dk_size, dv_size),

@@ -13,8 +13,9 @@ import torch
 from helion_sinkhorn.ops.sinkhorn.eager import settle_exp
 from helion_sinkhorn.ops.sinkhorn.large import definition, eps_form, log_form, sides
 from helion_sinkhorn.ops.sinkhorn.large.problem import problem
-from helion_sinkhorn.ops.sinkhorn.large.ranks import Ranks, ranks_of
+from helion_sinkhorn.ops.sinkhorn.large.ranks import Ranks
 from helion_sinkhorn.ops.sinkhorn.large.sides import (
+    Matrices,
     empty_gradients,
     empty_results,
     lead_first,
@@ -82,40 +83,27 @@ def cut(part: int | slice, *tensors: torch.Tensor | None) -> list[torch.Tensor |
     return [None if t is None else t[part] for t in tensors]
 
 
-def forward(
-    logits: torch.Tensor,
-    log_rows: torch.Tensor | None,
-    log_columns: torch.Tensor | None,
-    n_iters: int,
-    eps: float,
-    first: str,
-    temperature: float,
-    keep: bool,
-    out_dtype: torch.dtype,
-    groups: Sequence[str] = (),
-    lines: int = 0,
-) -> tuple[torch.Tensor, ...]:
+def forward(given: Matrices, n_iters: int, keep: bool, out_dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     """P (..., n, m), its potentials f (..., n) and g (..., m), and vectors that the gradient needs.
 
-    These are vectors of rows (T, ..., n) and of columns (T, ..., m), and none without `keep`.  eps is 0 in
-    the log form; only the log form has potentials, and marginals, of both sides or of none.  Ranks of
-    `groups` share the rows, which are `lines` in all.
+    These are vectors of rows (T, ..., n) and of columns (T, ..., m), and none without `keep`.  Only the log
+    form has potentials.
     """
-    results = empty_results(logits, n_iters, eps, keep, "pytorch", out_dtype)
-    if not logits.numel():
+    eps, ranks, dtype = given.eps, given.ranks, computing(given.logits.dtype)
+    results = empty_results(given.logits, n_iters, eps, keep, "pytorch", out_dtype)
+    if not given.logits.numel():
         return results
     settle_exp()
-    x, p, potentials, vectors, marginals = sides.forward(first, results, logits, log_rows, log_columns)
-    ranks = ranks_of(groups, first, lines)
-    if as_written(x, n_iters, eps, groups):
+    x, p, potentials, vectors, marginals = sides.forward(given, results)
+    if as_written(x, n_iters, eps, ranks.groups):
         for t in vectors:
             t.zero_()
         for k in range(len(x)):
-            p[k] = definition.forward(scaled(x[k], temperature, computing(x.dtype)), n_iters, eps)
+            p[k] = definition.forward(scaled(x[k], given.temperature, dtype), n_iters, eps)
         return results
     with float32_products():
         for part in parts(x, ranks):
-            z = scaled(x[part], temperature, computing(x.dtype))
+            z = scaled(x[part], given.temperature, dtype)
             kept_here = [t[:, part] for t in vectors]
             if eps:
                 eps_form.forward(z, *kept_here, n_iters, eps, p[part], ranks)
@@ -129,29 +117,23 @@ def backward(
     dp: torch.Tensor | None,
     df: torch.Tensor | None,
     dg: torch.Tensor | None,
-    logits: torch.Tensor,
-    log_rows: torch.Tensor | None,
-    log_columns: torch.Tensor | None,
+    given: Matrices,
     of_rows: torch.Tensor,
     of_columns: torch.Tensor,
-    eps: float,
-    first: str,
-    temperature: float,
-    groups: Sequence[str] = (),
-    lines: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of the logits (..., n, m) and of both marginals, from those of P and of the potentials.
 
     Without marginals their gradients are empty tensors.
     """
-    gradients = empty_gradients(logits, log_rows)
-    if not logits.numel():
+    gradients = empty_gradients(given.logits, given.log_rows)
+    if not given.logits.numel():
         return gradients
     settle_exp()
-    given = dp, df, dg, logits, log_rows, log_columns, of_rows, of_columns
-    x, dy, dx, upstream, marginals, (us, vs), of_marginals = sides.backward(first, gradients, *given)
-    dtype = computing(x.dtype)
-    ranks, defined = ranks_of(groups, first, lines), as_written(x, len(us), eps, groups)
+    x, dy, dx, upstream, marginals, (us, vs), of_marginals = sides.backward(
+        dp, df, dg, given, gradients, of_rows, of_columns
+    )
+    eps, ranks, dtype = given.eps, given.ranks, computing(x.dtype)
+    temperature, defined = given.temperature, as_written(x, len(us), eps, ranks.groups)
     with float32_products():
         for part in range(len(x)) if defined else parts(x, ranks):
             z = scaled(x[part], temperature, dtype)

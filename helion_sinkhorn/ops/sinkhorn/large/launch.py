@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.large import eps_launch, log_launch, sides, wide_launch
 from helion_sinkhorn.ops.sinkhorn.large.calls import KERNELS, Calls, State, call_for, place
-from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks, ranks_of
+from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks
 from helion_sinkhorn.ops.sinkhorn.large.sides import (
     LONGEST,
+    Matrices,
     empty_gradients,
     empty_results,
     kept_entries,
@@ -62,47 +63,43 @@ def padded(k: int) -> int:
     return kept_entries(k, "helion")
 
 
+def placed_of(given: Matrices) -> Matrices:
+    """The call with its logits placed for vector loads."""
+    return Matrices(placed(given.logits), *given[1:])
+
+
 def launches_of(eps: float, wide: bool) -> Any:
     """The module that launches the iterations."""
     return wide_launch if wide else eps_launch if eps else log_launch
 
 
 def forward(
-    logits: torch.Tensor,
-    log_rows: torch.Tensor | None,
-    log_columns: torch.Tensor | None,
+    given: Matrices,
     n_iters: int,
-    eps: float,
-    first: str,
-    temperature: float,
     keep: bool,
     out_dtype: torch.dtype,
     choices: Choices = NO_CHOICES,
     longest: int = LONGEST,
-    groups: Sequence[str] = (),
-    lines: int = 0,
 ) -> tuple[torch.Tensor, ...]:
     """P, f, g, and the vectors of every iteration; the contract is eager.forward's.
 
     The vectors are f above base, base, g and rest; with eps they are u and v, and one base.
-    `longest` is the length of lead lines beyond which an iteration takes two reads.  Ranks of `groups` take
-    two, without marginals.
+    `longest` is the length of lead lines beyond which an iteration takes two reads.  Ranks that share the
+    rows take two, without marginals.
     """
-    results = empty_results(logits, n_iters, eps, keep, "helion", out_dtype)
-    if not logits.numel():
+    eps, ranks = given.eps, given.ranks
+    results = empty_results(given.logits, n_iters, eps, keep, "helion", out_dtype)
+    if not given.logits.numel():
         return results
-    x, p, potentials, vectors, marginals = sides.forward(
-        first, results, placed(logits), log_rows, log_columns
-    )
+    x, p, potentials, vectors, marginals = sides.forward(placed_of(given), results)
     batch, n, m = x.shape
-    ranks = ranks_of(groups, first, lines)
     log_r, log_c, log_mass = marginals_of(x, *marginals, ranks)
     if not keep:
         # room for the first vectors, and for two more, one to read and one to write
         count = kept_vectors(min(3, n_iters), eps, "helion")
         vectors = (x.new_empty(count, batch, padded(k), dtype=torch.float32) for k in (n, m))
-    of = state(vectors, n, m, temperature, log_r, log_c, eps)._replace(ranks=ranks)
-    iterations = launches_of(eps, m > longest or bool(groups)).iterations
+    of = state(given, vectors, log_r, log_c)
+    iterations = launches_of(eps, m > longest or bool(ranks.groups)).iterations
     for part in together(x, ranks):
         iterations(Calls(x[part], choices), of.of(part), n_iters)
     last, calls = place(n_iters - 1, len(of.fs)), Calls(x, choices)
@@ -118,14 +115,14 @@ def forward(
 
 
 def state(
-    vectors: Iterable[torch.Tensor], n: int, m: int, temperature: float, log_r, log_c, eps: float
+    given: Matrices, vectors: Iterable[torch.Tensor], log_r: torch.Tensor, log_c: torch.Tensor
 ) -> State:
     """The State of iterations, from vectors of rows and of columns as they are kept."""
-    rows, columns = (t[..., :k] for t, k in zip(vectors, (n, m), strict=True))
-    count = len(rows) - 1 if eps else len(rows) // 2
-    scale = log_r.new_full((1,), 1 / temperature)
+    rows, columns = (t[..., : k.size(-1)] for t, k in zip(vectors, (log_r, log_c), strict=True))
+    count = len(rows) - 1 if given.eps else len(rows) // 2
     return State(
-        scale, log_r, log_c, rows[count:], rows[:count], columns[:count], columns[count:], eps
+        log_r.new_full((1,), 1 / given.temperature), log_r, log_c, rows[count:], rows[:count],
+        columns[:count], columns[count:], given.eps, given.ranks,
     )  # fmt: skip
 
 
@@ -149,26 +146,20 @@ def backward(
     dp: torch.Tensor | None,
     df: torch.Tensor | None,
     dg: torch.Tensor | None,
-    logits: torch.Tensor,
-    log_rows: torch.Tensor | None,
-    log_columns: torch.Tensor | None,
+    given: Matrices,
     of_rows: torch.Tensor,
     of_columns: torch.Tensor,
-    eps: float,
-    first: str,
-    temperature: float,
     choices: Choices = NO_CHOICES,
     longest: int = LONGEST,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of the logits and of both marginals; the contract is eager.backward's."""
-    gradients = empty_gradients(logits, log_rows)
-    if not logits.numel():
+    gradients = empty_gradients(given.logits, given.log_rows)
+    if not given.logits.numel():
         return gradients
-    given = None if dp is None else placed(dp), df, dg, placed(logits), log_rows, log_columns
     x, dy, dx, upstream, marginals, vectors, of_marginals = sides.backward(
-        first, gradients, *given, of_rows, of_columns
+        None if dp is None else placed(dp), df, dg, placed_of(given), gradients, of_rows, of_columns
     )
-    scaled_by = None
+    eps, scaled_by = given.eps, None
     if dy is None:
         dy = torch.zeros_like(x)
     elif may_overflow(eps) and eps:
@@ -178,7 +169,7 @@ def backward(
     if dp is None:
         # gradients of potentials do not depend on the mass
         log_mass = None
-    of = state(map(placed, vectors), n, m, temperature, log_r, log_c, eps)
+    of = state(given, map(placed, vectors), log_r, log_c)
     own_f, own_g = (
         x.new_zeros((batch, k), dtype=torch.float32) if t is None else placed(t.float())
         for t, k in zip(upstream, (n, m), strict=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.large import torch_op
+from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks
 from helion_sinkhorn.runtime.checks import DTYPES, check_finite, check_same_device, type_of
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import has_dtensor
@@ -217,15 +217,15 @@ def _check_sums(log_rows: torch.Tensor, log_columns: torch.Tensor) -> None:
 
 def run(
     logits: torch.Tensor, of: Transport, n_iters: int, eps: float, first: str, implementation: str,
-    out_dtype: torch.dtype, groups: Sequence[str] = (), rows: int = 0,
+    out_dtype: torch.dtype, ranks: Ranks = ALONE,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """(P, f, g) of `large.torch_op`."""
-    x, log_rows, log_columns = prepared(logits, of, first, rows)
+    x, log_rows, log_columns = prepared(logits, of, first, ranks.lines)
     tensors = [t for t in (x, log_rows, log_columns) if t is not None]
     keep = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
     apply = torch_op.SinkhornLarge.apply if torch_op.differentiates(*tensors) else torch_op.call
     p, f, g, *_ = apply(
         x, log_rows, log_columns, n_iters, eps, first, float(of.temperature), keep, implementation, out_dtype,
-        [*groups], rows,
+        [*ranks.groups], ranks.lines,
     )  # fmt: skip
     return p, f, g

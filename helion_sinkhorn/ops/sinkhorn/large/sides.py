@@ -80,6 +80,22 @@ def of_order_one(dy: torch.Tensor, ranks: Ranks = ALONE) -> tuple[torch.Tensor, 
     return dy * reciprocal, s
 
 
+class Matrices(NamedTuple):
+    """The matrices of a call, and how they are normalised."""
+
+    logits: torch.Tensor
+    """(..., n, m)."""
+    log_rows: torch.Tensor | None = None
+    """(..., n): logarithms of the sums of rows.  The log form has marginals, of both sides or of none."""
+    log_columns: torch.Tensor | None = None
+    eps: float = 0.0
+    """0 in the log form."""
+    first: str = "rows"
+    temperature: float = 1.0
+    ranks: Ranks = ALONE
+    """The processes that share the rows."""
+
+
 class Forward(NamedTuple):
     """The arguments and results of a forward, with the lead side first in each pair."""
 
@@ -92,22 +108,16 @@ class Forward(NamedTuple):
     marginals: list[torch.Tensor | None]
 
 
-def forward(
-    first: str,
-    results: tuple[torch.Tensor, ...],
-    logits: torch.Tensor,
-    log_rows: torch.Tensor | None,
-    log_columns: torch.Tensor | None,
-) -> Forward:
+def forward(given: Matrices, results: tuple[torch.Tensor, ...]) -> Forward:
     """The sides of a forward; `results` are those of `empty_results`."""
     made, f, g, *vectors = results
-    x = turned(first, logits)
+    first, x = given.first, turned(given.first, given.logits)
     return Forward(
         x,
         turned(first, made),
         flat(*lead_first(first, f, g)) if f.size(-1) else [],
         lead_first(first, *(t.view(len(t), len(x), t.size(-1)) for t in vectors)),
-        flat(*lead_first(first, log_rows, log_columns)),
+        flat(*lead_first(first, given.log_rows, given.log_columns)),
     )
 
 
@@ -125,25 +135,22 @@ class Backward(NamedTuple):
 
 
 def backward(
-    first: str,
-    gradients: tuple[torch.Tensor, ...],
     dp: torch.Tensor | None,
     df: torch.Tensor | None,
     dg: torch.Tensor | None,
-    logits: torch.Tensor,
-    log_rows: torch.Tensor | None,
-    log_columns: torch.Tensor | None,
+    given: Matrices,
+    gradients: tuple[torch.Tensor, ...],
     *vectors: torch.Tensor,
 ) -> Backward:
     """The sides of a backward; `gradients` are those of `empty_gradients`."""
     made, *of_marginals = gradients
-    x = turned(first, logits)
+    first, x = given.first, turned(given.first, given.logits)
     return Backward(
         x,
         turned(first, dp),
         turned(first, made),
         flat(*lead_first(first, df, dg)),
-        flat(*lead_first(first, log_rows, log_columns)),
+        flat(*lead_first(first, given.log_rows, given.log_columns)),
         lead_first(first, *(t.reshape(len(t), len(x), t.size(-1)) for t in vectors)),
-        [] if log_rows is None else flat(*lead_first(first, *of_marginals)),
+        [] if given.log_rows is None else flat(*lead_first(first, *of_marginals)),
     )

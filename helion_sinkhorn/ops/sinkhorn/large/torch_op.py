@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.large import eager
-from helion_sinkhorn.ops.sinkhorn.large.sides import empty_gradients, empty_results
+from helion_sinkhorn.ops.sinkhorn.large.ranks import ranks_of
+from helion_sinkhorn.ops.sinkhorn.large.sides import Matrices, empty_gradients, empty_results
 from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import (
     Implementations,
@@ -31,12 +32,12 @@ def forward(
     lines,
 ):  # fmt: skip
     """(P, f, g, vectors of rows, vectors of columns)."""
-    given = logits, log_rows, log_columns, n_iters, eps, first, temperature, keep, out_dtype
+    given = Matrices(logits, log_rows, log_columns, eps, first, temperature, ranks_of(groups, first, lines))
     if implementation == "helion":
         with implementations.launching(logits) as launch:
-            return launch.forward(*given, groups=groups, lines=lines)
+            return launch.forward(given, n_iters, keep, out_dtype)
     with without_autocast(logits):
-        return eager.forward(*given, groups, lines)
+        return eager.forward(given, n_iters, keep, out_dtype)
 
 
 def backward(
@@ -44,12 +45,12 @@ def backward(
     groups, lines,
 ):  # fmt: skip
     """(dX, gradients of both marginals) from the kept vectors of the iterations."""
-    given = dp, df, dg, logits, log_rows, log_columns, of_rows, of_columns, eps, first, temperature
+    given = Matrices(logits, log_rows, log_columns, eps, first, temperature, ranks_of(groups, first, lines))
     if implementation == "helion":
         with implementations.launching(logits) as launch:
-            return launch.backward(*given)
+            return launch.backward(dp, df, dg, given, of_rows, of_columns)
     with without_autocast(logits):
-        return eager.backward(*given, groups, lines)
+        return eager.backward(dp, df, dg, given, of_rows, of_columns)
 
 
 def _empty_results(
