@@ -32,7 +32,7 @@ def test_values_have_the_bits_of_the_three_operators_in_turn():
     y, pre, post, comb, mixes, norms = launch.forward(x, fn, scale, base, None, None, *constants)
     given = mixes_launch.forward(x, fn, constants.norm_eps, constants.eps_outside, constants.precision)
     assert_equal((mixes, norms), given)
-    found = split_launch.forward(mixes, scale, base, 3, *constants.of_split, torch.float32)
+    found = split_launch.forward(mixes, scale, base, constants.of_split(3), torch.float32)
     assert_equal((pre, post, comb), found)
     assert_equal((y,), (pre_launch.forward(x, pre),))
 

@@ -9,6 +9,7 @@ import torch
 from helion_sinkhorn.ops.mhc.mixes.api import check_options
 from helion_sinkhorn.ops.mhc.split.api import check_constants, check_iterations, has_kernels
 from helion_sinkhorn.ops.mhc.split.given import Comb
+from helion_sinkhorn.ops.mhc.split.options import SplitOptions
 from helion_sinkhorn.ops.mhc.streams import check_norm_eps
 from helion_sinkhorn.runtime.checks import as_int
 
@@ -63,7 +64,7 @@ class SiteOptions(NamedTuple):
         """Whether the kernels make a comb with these options."""
         return has_kernels(self.form, self.sinkhorn_iters)
 
-    @property
-    def of_split(self) -> tuple[int, float, float, float, float, str]:
-        """The options of `hc_split_sinkhorn`, in the order of its torch operators."""
-        return self.sinkhorn_iters, self.eps, self.post_mult, self.pre_eps, self.post_eps, self.comb_order
+    def of_split(self, n: int) -> SplitOptions:
+        """The options of `hc_split_sinkhorn` for n streams."""
+        gates = self.post_mult, self.pre_eps, self.post_eps
+        return SplitOptions(n, self.sinkhorn_iters, self.eps, *gates, self.comb_order)

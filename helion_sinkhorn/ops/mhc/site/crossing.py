@@ -141,7 +141,7 @@ def coefficients(
     fn, scale, base, norm_weight, _, comb = site
     norm = options.norm_eps, options.eps_outside, options.precision
     mixes = projected(for_projection(x), fn, norm_weight, norm, implementation)
-    given = mixes, scale, base, x.shape[-2], options.of_split
+    given = mixes, scale, base, options.of_split(x.shape[-2])
     if comb is not None:
         return coefficients_beside(*given, comb)
     if not options.has_kernels:

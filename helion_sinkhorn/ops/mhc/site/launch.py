@@ -22,6 +22,7 @@ from helion_sinkhorn.ops.mhc.pre.normed import launch as normed_launch
 from helion_sinkhorn.ops.mhc.site import space
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.mhc.split import launch as split_launch
+from helion_sinkhorn.ops.mhc.split.options import CoefficientGradients
 from helion_sinkhorn.runtime.kernel import Choice, Kernel, default_choice
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, device_of
 from helion_sinkhorn.runtime.views import flattened, flattened_streams, parameter
@@ -107,8 +108,8 @@ def coefficients(
     """
     made = mixes_launch.reduce(partials, squares, call, given.norm_eps, given.eps_outside)
     mixes, norms = (t.view(*lead, t.size(1)) for t in made)
-    options = *given.of_split, torch.float32
-    return *split_launch.forward(mixes, scale, base, n, *options, into=out[1:4]), mixes, norms
+    options = given.of_split(n)
+    return *split_launch.forward(mixes, scale, base, options, torch.float32, into=out[1:4]), mixes, norms
 
 
 def backward(
@@ -158,7 +159,8 @@ def backward(
     needed = any(of_projection), wanted[2]
     if not any(needed):
         return None, None, None, dweights, dnorm
-    dmixes, sums = split_launch.backward(dpre, dpost, dcomb, mixes, scale, base, n, *given.of_split, needed)
+    of_coefficients = CoefficientGradients(dpre, dpost, dcomb)
+    dmixes, sums = split_launch.backward(of_coefficients, mixes, scale, base, given.of_split(n), needed)
     if dmixes is None:
         return None, None, sums, dweights, dnorm
     of_tokens = (flattened(t, 1) for t in (dmixes, mixes, norms))

@@ -17,6 +17,7 @@ from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
 from helion_sinkhorn.ops.mhc.site.launch import Tensors, call_for
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.mhc.split import launch as split_launch
+from helion_sinkhorn.ops.mhc.split.options import CoefficientGradients
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, chosen_for
 from helion_sinkhorn.runtime.views import flattened, parameter, placed
 from helion_sinkhorn.runtime.wanted import Some
@@ -119,7 +120,8 @@ def in_one_pass(asked: Asked, choices: Choices = NO_CHOICES) -> tuple[Some, ...]
         dweights = None
     in_pass = *of_update, of_weights and dy is not None and not second
     needed = of_fn or any(in_pass), of_sums
-    dmixes, sums = split_launch.backward(*of_coefficients, mixes, scale, base, n, *values.of_split, needed)
+    of_coefficients, options = CoefficientGradients(*of_coefficients), values.of_split(n)
+    dmixes, sums = split_launch.backward(of_coefficients, mixes, scale, base, options, needed)
     if dmixes is None:
         return *[None] * 5, sums, view_as(dweights, weights), dnorm
     g, along = mixes_launch.upstream(*(flattened(t, 1) for t in (dmixes, mixes, norms)), of_mixes)
