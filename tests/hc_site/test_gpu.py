@@ -22,6 +22,7 @@ from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates
+from helion_sinkhorn.runtime.updates import Update
 
 pytestmark = pytest.mark.gpu
 
@@ -151,7 +152,7 @@ def test_a_token_of_a_boundary_has_the_same_gradients_alone_with_every_config(ca
         return [t for t in made if t is not None]
 
     # the new streams, with the bits that they have where they are made again
-    before[-1] = post_launch.forward(f, x, post, comb, None, "io")
+    before[-1] = post_launch.forward(Update(f, x, post, comb), "io")
     whole = gradients(slice(None), first)
     for choice in (first, other):
         for at in (slice(None), slice(0, 1), slice(3, 68), slice(129, 130), slice(1, 130, 2)):

@@ -27,6 +27,7 @@ from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_ba
 from helion_sinkhorn.ops.mhc.site.boundary.last import launch as last_launch
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import default_choice
+from helion_sinkhorn.runtime.updates import Update
 
 TOKENS = 67
 """A tile of the default of tokens and a tail."""
@@ -172,7 +173,7 @@ def test_the_last_collapse(n, dtype, order, norm):
     """By streams of hc_post's own code, which have the same bits; columns are padded."""
     f, x, post, comb, bias, _ = post_inputs(2, 3, n=n, c=67, dtype=dtype)
     weights, of_norm = post.sigmoid(), torch.linspace(0.5, 1.5, 67) if norm else None
-    streams = post_launch.forward(f, x, post, comb, bias, order)
+    streams = post_launch.forward(Update(f, x, post, comb, bias), order)
     y = last_launch.forward(f, x, post, comb, bias, weights, of_norm, 1e-3, order)
     if norm:
         given = streams, weights, torch.zeros_like(y), of_norm.unsqueeze(0), 1e-3

@@ -28,6 +28,7 @@ from helion_sinkhorn.ops.mhc.site.boundary.last.launch import LAST
 from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS, chunk_of
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice
+from helion_sinkhorn.runtime.updates import Update
 
 
 def of_collapse(call: SiteCall, batch: int, device: str) -> Tensors:
@@ -72,7 +73,7 @@ def of_boundary(call: SiteCall, batch: int, device: str) -> Tensors:
 
 
 def run_boundary(call: SiteCall, choice: Choice, f, x, post, comb, weights, split) -> Tensors:
-    return boundary.one_pass(f, x, post, comb, None, weights, split, call, "io", choice)
+    return boundary.one_pass(Update(f, x, post, comb), weights, split, call, "io", choice)
 
 
 def of_boundary_backward(call: SiteCall, batch: int, device: str) -> Tensors:
@@ -164,11 +165,11 @@ def boundary_error(call: SiteCall, choice: Choice, device: str) -> float:
     workload, inputs = judged(call)
     x, grad, f, post, comb, fn, *_ = (t[None] for t in inputs)
     weights = post.sigmoid()
-    given = (t[0].to(device) for t in (f, x, post, comb))
+    given = Update(*(t[0].to(device) for t in (f, x, post, comb))), weights[0].to(device)
     names = boundary.SPLIT, boundary.FORWARD
     of_split, of_forward = (choice if choice.kernel == name else None for name in names)
     split = boundary.split_of(fn[0].to(device), call, of_split)
-    streams, y, *sums = boundary.one_pass(*given, None, weights[0].to(device), split, call, "io", of_forward)
+    streams, y, *sums = boundary.one_pass(*given, split, call, "io", of_forward)
     mixes, _ = mixes_launch.reduce(*sums, call.mixes, workload.norm_eps, workload.eps_outside)
     update, stored = (f, x, post, comb, grad), streams[None].cpu()
     collapse = stored, weights, f
@@ -214,7 +215,7 @@ def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> flo
     second = choice.kernel == boundary_backward.SECOND
     if second:
         # with the bits that they have if they are computed again
-        made = post_launch.forward(*(t.to(device) for t in update[:4]), None, "io")
+        made = post_launch.forward(Update(*(t.to(device) for t in update[:4])), "io")
         streams = streams if made.is_meta else made.cpu()
     limits = of_boundary_gradients.evaluated(workload.of_mixes, dstreams, dy, dmixes, streams, *update, fn)
     dstreams, dy, dmixes, streams, fn, *update = (

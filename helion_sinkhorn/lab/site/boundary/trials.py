@@ -13,6 +13,7 @@ from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.site.boundary.last import launch as last
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice
+from helion_sinkhorn.runtime.updates import Update
 
 JUDGED_TOKENS = 16
 
@@ -33,7 +34,7 @@ def last_error(call: SiteCall, choice: Choice, device: str) -> float:
     operands = of_last(call, JUDGED_TOKENS, device)
     u = run_last(call, choice, *operands)
     *update, weights, norm = operands
-    streams = post_launch.forward(*update, None, "io")
+    streams = post_launch.forward(Update(*update), "io")
     return norm_error(u, streams, weights, norm)
 
 

@@ -21,6 +21,7 @@ from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, Chosen, launch
 from helion_sinkhorn.runtime.space import power_of_two
+from helion_sinkhorn.runtime.updates import Update
 from helion_sinkhorn.runtime.views import flattened, flattened_streams, parameter, placed
 from helion_sinkhorn.runtime.wanted import Some
 
@@ -79,18 +80,18 @@ def forward(
     arguments: each program reads all streams of its columns before it writes them, and coefficients are
     written when nothing reads the old ones any more.
     """
-    given = SiteOptions(*constants)
+    given, update = SiteOptions(*constants), Update(f, x, post, comb, bias)
     n, columns = x.shape[-2:]
     if n > MOST_STREAMS:
-        streams = post_launch.forward(f, x, post, comb, bias, given.comb_order, out=out.residual)
+        streams = post_launch.forward(update, given.comb_order, out=out.residual)
         site = streams, fn, scale, base, weights, y_norm_weight
         return streams, *site_launch.forward(*site, *constants, out=out)
     call = call_for(n, columns, x.dtype, given.precision)
     split = None if choices else prepared(fn, LAYOUT, call.mixes.parts)
     if split is None:
         split = split_of(parameter(fn), call, choices.get(SPLIT))
-    update = f, x, post, comb, bias, weights
-    streams, y, *made = one_pass(*update, split, call, given.comb_order, choices.get(FORWARD), out)
+    chosen = choices.get(FORWARD)
+    streams, y, *made = one_pass(update, weights, split, call, given.comb_order, chosen, out)
     if y_norm_weight is not None and (FINISH in choices or finish.is_short(len(made[0]), x)):
         own = None
         if y is None:
@@ -120,11 +121,7 @@ def split_of(fn: torch.Tensor, call: SiteCall, choice: Choice | None = None) -> 
 
 
 def one_pass(
-    f: torch.Tensor,
-    x: torch.Tensor,
-    post: torch.Tensor,
-    comb: torch.Tensor,
-    bias: torch.Tensor | None,
+    update: Update,
     weights: Some,
     split: torch.Tensor,
     call: SiteCall,
@@ -138,6 +135,7 @@ def one_pass(
 
     streams and y are made in these shapes: of several results autograd lets nobody change a view in place.
     """
+    f, x, post, comb, bias = update
     n, columns = x.shape[-2:]
     streams, y = room(out.residual, x, x.shape, x.dtype), None
     if weights is not None:

@@ -19,6 +19,7 @@ from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.mhc.split import launch as split_launch
 from helion_sinkhorn.ops.mhc.split.options import CoefficientGradients
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, chosen_for
+from helion_sinkhorn.runtime.updates import Update
 from helion_sinkhorn.runtime.views import flattened, parameter, placed
 from helion_sinkhorn.runtime.wanted import Some
 
@@ -92,8 +93,8 @@ def in_parts(asked: Asked) -> tuple[Some, ...]:
     dstreams, *made = site_launch.backward(*given, dtype=dtype, wanted=of_site, into=into)
     if dstreams is None:
         return *[None] * 4, *made
-    update = f, x, post, comb, bias, SiteOptions(*constants).comb_order
-    return *post_launch.backward(dstreams, *update, of_update, over=True), *made
+    update, order = Update(f, x, post, comb, bias), SiteOptions(*constants).comb_order
+    return *post_launch.backward(dstreams, update, order, of_update, over=True), *made
 
 
 def in_one_pass(asked: Asked, choices: Choices = NO_CHOICES) -> tuple[Some, ...]:
