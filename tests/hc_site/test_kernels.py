@@ -80,6 +80,6 @@ def test_a_gradient_in_float32_takes_the_default_and_not_what_was_timed_with_a_n
     with mock.patch.object(mixes_launch, "gradients", wraps=mixes_launch.gradients) as gradients:
         launch.backward(*given)
     (call,) = gradients.call_args_list
-    _, _, _, _, of, choice, (_, of_y, _), kernel, *_ = call.args
-    assert of_y.dtype is (torch.float32 if normed else torch.bfloat16)
+    _, _, _, of, choice, others, kernel, *_ = call.args
+    assert others.dy.dtype is (torch.float32 if normed else torch.bfloat16)
     assert choice == (default_choice(kernel, of, device_of(x)) if normed else None)

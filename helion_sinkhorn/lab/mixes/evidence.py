@@ -105,14 +105,14 @@ def launches(
         split = launch.split(rows, call, choices.get(launch.SPLIT))
         made = launch.partials(streams, split, call.precision, choices.get(launch.PARTIALS))
         norm = workload.norm_eps, workload.eps_outside
-        mixes, norms = launch.reduce(*made, call, *norm, choices.get(launch.REDUCE))
+        mixes, norms = launch.reduce(made, call, *norm, choices.get(launch.REDUCE))
         return mixes[:, : workload.m].contiguous().view(*lead, workload.m), norms.view(*lead, 2)
 
     def backward(dmixes, x, _, mixes, norms):
         tokens = (launch.several(t.flatten(0, -2), 1) for t in (dmixes, mixes))
         given = launch.upstream(*tokens, norms.flatten(0, -2), call, choices.get(launch.UPSTREAM))
         streams = placed(x.reshape(-1, workload.columns))
-        dx, dfn = launch.gradients(*given, streams.unsqueeze(1), rows, call, choices.get(launch.BACKWARD))
+        dx, dfn = launch.gradients(given, streams.unsqueeze(1), rows, call, choices.get(launch.BACKWARD))
         return dx.view(x.shape), dfn[: workload.m]
 
     return forward, backward
@@ -177,7 +177,7 @@ def run_partials(call: MixesCall, choice: Choice, x, split) -> Tensors:
 
 
 def run_reduce(call: MixesCall, choice: Choice, made, squares) -> Tensors:
-    return launch.reduce(made, squares, call, NORM_EPS, False, choice)
+    return launch.reduce(launch.Partials(made, squares), call, NORM_EPS, False, choice)
 
 
 def run_upstream(call: MixesCall, choice: Choice, dmixes, mixes, norms) -> Tensors:
@@ -185,7 +185,7 @@ def run_upstream(call: MixesCall, choice: Choice, dmixes, mixes, norms) -> Tenso
 
 
 def run_backward(call: MixesCall, choice: Choice, g, along, x, fn) -> Tensors:
-    return launch.gradients(g, along, x.unsqueeze(1), fn, call, choice)
+    return launch.gradients(launch.Upstream(g, along), x.unsqueeze(1), fn, call, choice)
 
 
 EVIDENCE = Evidence(

@@ -51,9 +51,10 @@ def run_weights(call: SiteCall, choice: Choice, dy, x, weights) -> torch.Tensor:
     return made[1]
 
 
-def run_backward(call: SiteCall, choice: Choice, g, along, fn, dresidual, dy, x, weights) -> Tensors:
-    others = dresidual, dy, weights
-    return mixes_launch.gradients(g, along, x, fn, call, choice, others, launch.KERNELS[launch.BACKWARD])
+def run_backward(call: SiteCall, choice: Choice, *operands: torch.Tensor) -> Tensors:
+    g, along, fn, dresidual, dy, x, weights = operands
+    given, others = mixes_launch.Upstream(g, along), mixes_launch.Others(dresidual, dy, weights)
+    return mixes_launch.gradients(given, x, fn, call, choice, others, launch.KERNELS[launch.BACKWARD])
 
 
 def fn_alone(call: SiteCall, batch: int, device: str) -> Tensors:
@@ -73,7 +74,8 @@ def of_boundary(call: SiteCall, batch: int, device: str) -> Tensors:
 
 
 def run_boundary(call: SiteCall, choice: Choice, f, x, post, comb, weights, split) -> Tensors:
-    return boundary.one_pass(Update(f, x, post, comb), weights, split, call, "io", choice)
+    streams, y, sums = boundary.one_pass(Update(f, x, post, comb), weights, split, call, "io", choice)
+    return streams, y, *sums
 
 
 def of_boundary_backward(call: SiteCall, batch: int, device: str) -> Tensors:
@@ -169,8 +171,8 @@ def boundary_error(call: SiteCall, choice: Choice, device: str) -> float:
     names = boundary.SPLIT, boundary.FORWARD
     of_split, of_forward = (choice if choice.kernel == name else None for name in names)
     split = boundary.split_of(fn[0].to(device), call, of_split)
-    streams, y, *sums = boundary.one_pass(*given, split, call, "io", of_forward)
-    mixes, _ = mixes_launch.reduce(*sums, call.mixes, workload.norm_eps, workload.eps_outside)
+    streams, y, sums = boundary.one_pass(*given, split, call, "io", of_forward)
+    mixes, _ = mixes_launch.reduce(sums, call.mixes, workload.norm_eps, workload.eps_outside)
     update, stored = (f, x, post, comb, grad), streams[None].cpu()
     collapse = stored, weights, f
     nothing = torch.zeros_like(mixes)[None].cpu()
@@ -194,7 +196,8 @@ def of_finish(call: SiteCall, batch: int, device: str) -> Tensors:
 def run_finish(call: SiteCall, choice: Choice, partials, squares, scale, base, streams, weight) -> Tensors:
     """A launch with the collapse, which takes longer than the norm of a given y."""
     y, options = torch.empty_like(streams[:, 0]), SiteOptions().checked()
-    made = finish.run(partials, squares, scale, base, y, streams, weight, call, options, choice=choice)
+    sums = mixes_launch.Partials(partials, squares)
+    made = finish.run(sums, scale, base, y, streams, weight, call, options, choice=choice)
     return *made, y
 
 
@@ -223,7 +226,7 @@ def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> flo
     )
     f, x, post, comb, weights = update
     sums = mixes_launch.partials(streams.flatten(1), mixes_launch.split(fn, call.mixes), call.precision)
-    mixes, norms = mixes_launch.reduce(*sums, call.mixes, workload.norm_eps, workload.eps_outside)
+    mixes, norms = mixes_launch.reduce(sums, call.mixes, workload.norm_eps, workload.eps_outside)
     g, along = mixes_launch.upstream(dmixes, mixes, norms, call.mixes)
     choices = {choice.kernel: choice}
     kernel = boundary_backward.KERNELS[choice.kernel if second else boundary_backward.BACKWARD]

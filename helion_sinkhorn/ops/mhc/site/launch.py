@@ -14,6 +14,7 @@ import torch
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
+from helion_sinkhorn.ops.mhc.mixes.launch import Others, Partials
 from helion_sinkhorn.ops.mhc.mixes.space import MixesCall
 from helion_sinkhorn.ops.mhc.options import SiteOptions
 from helion_sinkhorn.ops.mhc.out import NONE, Out
@@ -76,7 +77,7 @@ def forward(
     streams, norm = streams.view(x.shape), (y_norm_weight, given.y_norm_eps, out.y)
     # comes first, since pre may be written over the weights
     y = None if weights is None else collapsed(streams, weights, *norm)
-    found = coefficients(*made, x.shape[:-2], scale, base, n, call, given, out)
+    found = coefficients(made, x.shape[:-2], scale, base, n, call, given, out)
     return collapsed(streams, found[0], *norm) if y is None else y, *found
 
 
@@ -88,8 +89,7 @@ def collapsed(streams: torch.Tensor, by: torch.Tensor, norm: Some, eps: float, i
 
 
 def coefficients(
-    partials: torch.Tensor,
-    squares: torch.Tensor,
+    partials: Partials,
     lead: torch.Size,
     scale: torch.Tensor,
     base: torch.Tensor,
@@ -98,7 +98,7 @@ def coefficients(
     given: SiteOptions,
     out: Out = NONE,
 ) -> Tensors:
-    """(pre, post, comb, mixes, norms), each (*lead, ...), of partials (T, splits, M) and squares (T, splits).
+    """(pre, post, comb, mixes, norms), each (*lead, ...), from the partial sums of the projection.
 
     mixes and norms are views, which autograd lets nobody change in place; callers do not get them.
 
@@ -106,7 +106,7 @@ def coefficients(
     token: on an H200 a whole site in a graph, 128 tokens of 4 x 7168 with 28 partial sums each, takes 24 us
     with two launches and 32 with one.
     """
-    made = mixes_launch.reduce(partials, squares, call, given.norm_eps, given.eps_outside)
+    made = mixes_launch.reduce(partials, call, given.norm_eps, given.eps_outside)
     mixes, norms = (t.view(*lead, t.size(1)) for t in made)
     options = given.of_split(n)
     return *split_launch.forward(mixes, scale, base, options, torch.float32, into=out[1:4]), mixes, norms
@@ -164,8 +164,7 @@ def backward(
     if dmixes is None:
         return None, None, sums, dweights, dnorm
     of_tokens = (flattened(t, 1) for t in (dmixes, mixes, norms))
-    g, along = mixes_launch.upstream(*of_tokens, call.mixes)
-    others = None if dresidual is None else flattened(dresidual, 2), dy, None if dy is None else weights
+    projected = mixes_launch.upstream(*of_tokens, call.mixes)
     named = choices.get(BACKWARD)
     if named is None and y_norm_weight is not None and dy is not None:
         # configs are timed with a dy of x's dtype.  In float32, which takes more registers, the config of
@@ -173,10 +172,12 @@ def backward(
         named = default_of(call, device_of(x))
     if into is None and wanted[0]:
         into = x.new_empty(x.shape, dtype=dtype)
+    of_residual = None if dresidual is None else flattened(dresidual, 2)
+    others = Others(of_residual, dy, None if dy is None else weights, dtype, into)
     # no view is returned: the other owners of its memory would be unknown (`own_gradient`)
     _, dfn = mixes_launch.gradients(
-        g, along, streams, projection, call, named, others, KERNELS[BACKWARD], dtype, of_projection, into,
-    )  # fmt: skip
+        projected, streams, projection, call, named, others, KERNELS[BACKWARD], of_projection
+    )
     return into if wanted[0] else None, dfn, sums, dweights, dnorm
 
 

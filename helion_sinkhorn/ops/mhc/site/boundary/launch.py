@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from helion_sinkhorn.ops.mhc.mixes.launch import Partials
 from helion_sinkhorn.ops.mhc.options import SiteOptions
 from helion_sinkhorn.ops.mhc.out import NONE, Out, room
 from helion_sinkhorn.ops.mhc.post import launch as post_launch
@@ -91,16 +92,16 @@ def forward(
     if split is None:
         split = split_of(parameter(fn), call, choices.get(SPLIT))
     chosen = choices.get(FORWARD)
-    streams, y, *made = one_pass(update, weights, split, call, given.comb_order, chosen, out)
-    if y_norm_weight is not None and (FINISH in choices or finish.is_short(len(made[0]), x)):
+    streams, y, made = one_pass(update, weights, split, call, given.comb_order, chosen, out)
+    if y_norm_weight is not None and (FINISH in choices or finish.is_short(len(made.squares), x)):
         own = None
         if y is None:
             y, own = room(out.y, x, (*x.shape[:-2], columns), x.dtype), streams
         site = scale, base, y, own, y_norm_weight
-        return streams, y, *finish.run(*made, *site, call, given, out, choices.get(FINISH))
+        return streams, y, *finish.run(made, *site, call, given, out, choices.get(FINISH))
     if y is not None and y_norm_weight is not None:
         normalise(y, y_norm_weight, given.y_norm_eps)
-    found = coefficients(*made, x.shape[:-2], scale, base, n, call.mixes, given, out)
+    found = coefficients(made, x.shape[:-2], scale, base, n, call.mixes, given, out)
     if y is None:
         y = collapsed(streams, found[0], y_norm_weight, given.y_norm_eps, out.y)
     return streams, y, *found
@@ -128,8 +129,8 @@ def one_pass(
     comb_order: str,
     choice: Choice | None = None,
     out: Out = NONE,
-) -> tuple[torch.Tensor, Some, torch.Tensor, torch.Tensor]:
-    """(streams (..., n, C), y (..., C), partials (T, splits, M), squares (T, splits)) of T tokens.
+) -> tuple[torch.Tensor, Some, Partials]:
+    """(streams (..., n, C), y (..., C), the partial sums of the streams' projection).
 
     Without weights y is None.
 
@@ -143,9 +144,9 @@ def one_pass(
     f, x, post, comb = flattened(f, 1), flattened_streams(x), flattened(post, 1), flattened(comb, 2)
     bias, tokens = None if bias is None else placed(bias), x.size(0)
     splits = -(-columns // chunk_of(call))
-    partials = x.new_empty((tokens, splits, n * (n + 2)), dtype=torch.float32)
-    squares = x.new_empty((tokens, splits), dtype=torch.float32)
+    products = x.new_empty((tokens, splits, n * (n + 2)), dtype=torch.float32)
+    partials = Partials(products, x.new_empty((tokens, splits), dtype=torch.float32))
     rows = streams.view(tokens, n, columns), None if y is None else y.view(tokens, columns)
-    tensors = f, x, post, comb, bias, weights, split, *rows, partials, squares
+    tensors = f, x, post, comb, bias, weights, split, *rows, *partials
     launch(KERNELS[FORWARD], call, tensors, call.precision, comb_order, batch=tokens, choice=choice)
-    return streams, y, partials, squares
+    return streams, y, partials

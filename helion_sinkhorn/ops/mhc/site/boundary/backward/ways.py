@@ -125,19 +125,19 @@ def in_one_pass(asked: Asked, choices: Choices = NO_CHOICES) -> tuple[Some, ...]
     dmixes, sums = split_launch.backward(of_coefficients, mixes, scale, base, options, needed)
     if dmixes is None:
         return *[None] * 5, sums, view_as(dweights, weights), dnorm
-    g, along = mixes_launch.upstream(*(flattened(t, 1) for t in (dmixes, mixes, norms)), of_mixes)
+    projected = mixes_launch.upstream(*(flattened(t, 1) for t in (dmixes, mixes, norms)), of_mixes)
     into = dstreams if over and dstreams.dtype == x.dtype and wanted[1] else None
     kernel = launch.KERNELS[launch.SECOND if second else launch.BACKWARD]
     pass_of = launch.Pass(kernel, call, values.comb_order, behind, into=into)
     pass_of, together = pass_of.as_chosen(stored, choices)
     tensors = (
         None if dstreams is None else flattened(dstreams, 2), None if dy is None else flattened(dy, 1),
-        g, along, stored, launch.parts_of_fn(parameter(fn), call, together),
+        *projected, stored, launch.parts_of_fn(parameter(fn), call, together),
         flattened(f, 1), flattened(x, 2), None if bias is None else placed(bias),
         flattened(post, 1), flattened(comb, 2), rows,
     )  # fmt: skip
     made = launch.gradients(tensors, pass_of, in_pass, choices)
-    dfn = launch.projection(g, stored, call, choices.get(launch.PROJECTION)) if of_fn else None
+    dfn = launch.projection(projected.g, stored, call, choices.get(launch.PROJECTION)) if of_fn else None
     df, dx, *rest = made
     dpost, dcomb, of_collapse = (
         view_as(t, like) for t, like in zip(rest, (post, comb, weights), strict=True)
