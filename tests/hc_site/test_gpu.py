@@ -147,8 +147,9 @@ def test_a_token_of_a_boundary_has_the_same_gradients_alone_with_every_config(ca
         variant, wanted = dict(choice.variant), (True,) * 4 + (choice.kernel == backward.BACKWARD,)
         pass_of = backward.Pass(KERNELS[choice.kernel], call, "io", again=variant.get("again", False))
         rows = backward.parts_of_fn(fn, call, variant["together"])
-        of_streams, update = [t[at] for t in before], (f[at], x[at], None, post[at], comb[at], weights[at])
-        made = backward.gradients((*of_streams, rows, *update), pass_of, wanted, {choice.kernel: choice})
+        update = f[at], x[at], None, post[at], comb[at], weights[at]
+        given = backward.Given(*(t[at] for t in before), rows, *update)
+        made = backward.gradients(given, pass_of, wanted, {choice.kernel: choice})
         return [t for t in made if t is not None]
 
     # the new streams, with the bits that they have where they are made again

@@ -131,7 +131,7 @@ def pass_back(call: site.SiteCall, choices: Choices, grad, update: Update, order
     pass_of, together = boundary_backward.Pass(kernel, call, order).as_chosen(x, choices)
     split = boundary_backward.parts_of_fn(fn, call, together)
     along = x.new_zeros((len(x),), dtype=torch.float32)
-    given = grad, None, g, along, x, split, f, x, bias, post, comb, post
+    given = boundary_backward.Given(grad, None, g, along, x, split, f, x, bias, post, comb, post)
     *made, _ = boundary_backward.gradients(given, pass_of, (True,) * 4 + (not second,), choices)
     return tuple(t.view(to.shape) for t, to in zip(made, like, strict=True))
 

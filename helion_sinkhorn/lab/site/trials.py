@@ -15,7 +15,7 @@ from helion_sinkhorn.lab.site.boundary.backward import budget as of_boundary_gra
 from helion_sinkhorn.lab.site.boundary.trials import JUDGED_TOKENS, last_error, norm_error, of_last, run_last
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
-from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
 from helion_sinkhorn.ops.mhc.site import launch
@@ -87,24 +87,11 @@ def of_boundary_backward(call: SiteCall, batch: int, device: str) -> Tensors:
     return dstreams, dy, g, along, streams, split, by_stream, f, x, post, comb, weights
 
 
-def run_boundary_backward(
-    call: SiteCall,
-    choice: Choice,
-    dstreams,
-    dy,
-    g,
-    along,
-    streams,
-    split,
-    by_stream,
-    f,
-    x,
-    *coefficients,
-    norm=None,
-) -> Tensors:
+def run_boundary_backward(call: SiteCall, choice: Choice, *operands: torch.Tensor, norm=None) -> Tensors:
+    *before, split, by_stream, f, x, post, comb, weights = operands
     variant = dict(choice.variant)
     rows = split if variant.get("together") else by_stream
-    given = dstreams, dy, g, along, streams, rows, f, x, None, *coefficients
+    given = boundary_backward.Given(*before, rows, f, x, None, post, comb, weights)
     kernel = boundary_backward.KERNELS[choice.kernel]
     pass_of = boundary_backward.Pass(kernel, call, "io", norm, variant.get("again", False))
     made = boundary_backward.one_pass(given, pass_of, (True, True, True, True, norm is None), choice)
@@ -197,7 +184,8 @@ def run_finish(call: SiteCall, choice: Choice, partials, squares, scale, base, s
     """A launch with the collapse, which takes longer than the norm of a given y."""
     y, options = torch.empty_like(streams[:, 0]), SiteOptions().checked()
     sums = mixes_launch.Partials(partials, squares)
-    made = finish.run(sums, scale, base, y, streams, weight, call, options, choice=choice)
+    site = SiteParameters(None, scale, base, y_norm_weight=weight)
+    made = finish.run(sums, site, y, streams, call, options, choice=choice)
     return *made, y
 
 
@@ -212,29 +200,27 @@ def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> flo
     """The error of hc_boundary's backward, from the mixes' gradient on, with this choice for one kernel."""
     workload, inputs = judged(call)
     streams, dstreams, dy, post, comb, fn, *_ = inputs
-    weights, f, x = post.sigmoid(), streams[:, 0].flip(0), dstreams.flip(0)
+    weights, update = post.sigmoid(), Update(streams[:, 0].flip(0), dstreams.flip(0), post, comb)
     (dmixes,) = noise("cpu", "float32", (len(streams), call.mixes.m))
-    update = f, x, post, comb, weights
     second = choice.kernel == boundary_backward.SECOND
     if second:
         # with the bits that they have if they are computed again
         made = post_launch.forward(Update(*(t.to(device) for t in update[:4])), "io")
         streams = streams if made.is_meta else made.cpu()
-    limits = of_boundary_gradients.evaluated(workload.of_mixes, dstreams, dy, dmixes, streams, *update, fn)
-    dstreams, dy, dmixes, streams, fn, *update = (
-        t.to(device) for t in (dstreams, dy, dmixes, streams, fn, *update)
-    )
-    f, x, post, comb, weights = update
+    given = dstreams, dy, dmixes, streams, weights, fn
+    limits = of_boundary_gradients.evaluated(workload.of_mixes, update, *given)
+    dstreams, dy, dmixes, streams, weights, fn = (t.to(device) for t in given)
+    f, x, post, comb = (t.to(device) for t in update[:4])
     sums = mixes_launch.partials(streams.flatten(1), mixes_launch.split(fn, call.mixes), call.precision)
     mixes, norms = mixes_launch.reduce(sums, call.mixes, workload.norm_eps, workload.eps_outside)
-    g, along = mixes_launch.upstream(dmixes, mixes, norms, call.mixes)
+    projected = mixes_launch.upstream(dmixes, mixes, norms, call.mixes)
     choices = {choice.kernel: choice}
     kernel = boundary_backward.KERNELS[choice.kernel if second else boundary_backward.BACKWARD]
     pass_of, together = boundary_backward.Pass(kernel, call, "io").as_chosen(streams, choices)
     rows = boundary_backward.parts_of_fn(fn, call, together)
-    given = dstreams, dy, g, along, streams, rows, f, x, None, post, comb, weights
+    given = boundary_backward.Given(dstreams, dy, *projected, streams, rows, f, x, None, post, comb, weights)
     *made, dweights = boundary_backward.gradients(given, pass_of, (True,) * 4 + (not second,), choices)
-    dfn = boundary_backward.projection(g, streams, call, choices.get(boundary_backward.PROJECTION))
+    dfn = boundary_backward.projection(projected.g, streams, call, choices.get(boundary_backward.PROJECTION))
     found = dict(zip(of_boundary_gradients.RESULTS, (*made, dfn, dweights), strict=True))
     return max(worst(found[name], *limit) for name, limit in limits.items() if found[name] is not None)
 
@@ -245,23 +231,22 @@ def run_call(workload: HcSiteWorkload, device: str) -> None:
     Where `hc_boundary` has kernels for so many streams, they are launched as well, forward and backward.
     """
     x, fn, weight, scale, base, dresidual, dy, dpost, dcomb = workload.make_inputs(device=device)
-    parameters, constants = (fn if weight is None else fn * weight, scale, base), workload.arguments
-    norm = torch.ones(workload.c, dtype=x.dtype, device=device)
-    for y_weight in (None, norm):
-        _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, y_weight, *constants)
-        kept = pre, y_weight, mixes, norms, True
-        launch.backward(dresidual, dy, None, dpost, dcomb, x, *parameters, *kept, *constants)
+    plain, options = SiteParameters(fn if weight is None else fn * weight, scale, base), workload.arguments
+    sites = plain, plain._replace(y_norm_weight=torch.ones(workload.c, dtype=x.dtype, device=device))
+    for site in sites:
+        _, pre, _, _, *made = launch.forward(x, site, None, options)
+        upstream = SiteGradients(dresidual, dy, None, dpost, dcomb)
+        launch.backward(upstream, Kept(x, site, pre, *made, own=True), options)
     if workload.n > MOST_STREAMS:
         return
     # these gradients have the shapes and dtypes of the sublayer's output and of the coefficients before it
-    update = dy, x, dpost, dcomb
-    streams, *_, mixes, norms = boundary.forward(*update, None, pre, *parameters, None, *constants)
+    update = Update(dy, x, dpost, dcomb)
+    streams, *_, mixes, norms = boundary.forward(update, pre, plain, options)
     for weights in (pre, None):  # a server's, of DeepSeek-V4.1 and of V4
-        boundary.forward(*update, None, weights, *parameters, norm, *constants)
-    upstream, site = (dresidual, dy, pre, dpost, dcomb), (pre, *parameters)
-    for weight in (None, norm):
-        given = *update, *site, weight, streams, mixes, norms
-        ways.backward(ways.Asked(upstream, given, None, False, constants))
+        boundary.forward(update, weights, sites[1], options)
+    for site in sites:
+        kept = Kept(streams, site, pre, mixes, norms, own=False)
+        ways.backward(ways.Asked(upstream._replace(dpre=pre), update, kept, options))
 
 
 ALONE = {

@@ -26,7 +26,8 @@ def of_last(call: SiteCall, batch: int, device: str) -> Tensors:
 
 
 def run_last(call: SiteCall, choice: Choice, f, x, post, comb, weights, norm) -> torch.Tensor:
-    return last.forward(f, x, post, comb, None, weights, norm, SiteOptions().y_norm_eps, "io", choice)
+    given = Update(f, x, post, comb), weights, norm, SiteOptions().y_norm_eps, "io"
+    return last.forward(*given, choice)
 
 
 def last_error(call: SiteCall, choice: Choice, device: str) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 from helion_sinkhorn.runtime.wanted import Some
 
 
@@ -26,3 +28,8 @@ class CoefficientGradients(NamedTuple):
     dpre: Some
     dpost: Some
     dcomb: Some
+
+    def with_pre(self, more: torch.Tensor) -> CoefficientGradients:
+        """These gradients with another one of pre, (T, n), added."""
+        dpre = more if self.dpre is None else self.dpre.reshape(more.shape) + more
+        return self._replace(dpre=dpre)

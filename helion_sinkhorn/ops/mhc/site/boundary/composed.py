@@ -56,12 +56,13 @@ class Composed(torch.autograd.Function):
 
     @staticmethod
     @with_signature
-    def forward(f, x, post, comb, bias, weights, fn, scale, base, y_norm, *options):
-        site, serves = SiteOptions(*options[:-1]), options[-1]
-        streams = of_post.call(f, x, post, comb, bias, site.comb_order, serves)
+    def forward(*arguments):
+        *update, weights, fn, scale, base, y_norm = arguments[:10]
+        site, serves = SiteOptions(*arguments[10:-1]), arguments[-1]
+        streams = of_post.call(*update, site.comb_order, serves)
         norm = site.norm_eps, site.eps_outside, site.precision
         mixes, norms = of_mixes.call(for_projection(streams), fn, *norm, serves)
-        split = site.of_split(x.size(-2))
+        split = site.of_split(streams.size(-2))
         pre, post, comb = of_split.call(mixes, scale, base, *split, serves, mixes.dtype)
         given = streams, pre if weights is None else weights
         if y_norm is None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.ops.mhc.mixes.launch import Partials
-from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.out import NONE, Out, room
 from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.pre.normed.launch import normalise
@@ -58,17 +58,10 @@ KERNELS = {
 
 
 def forward(
-    f: torch.Tensor,
-    x: torch.Tensor,
-    post: torch.Tensor,
-    comb: torch.Tensor,
-    bias: torch.Tensor | None,
-    weights: torch.Tensor | None,
-    fn: torch.Tensor,
-    scale: torch.Tensor,
-    base: torch.Tensor,
-    y_norm_weight: torch.Tensor | None,
-    *constants: object,
+    update: Update,
+    weights: Some,
+    site: SiteParameters,
+    options: SiteOptions,
     choices: Choices = NO_CHOICES,
     out: Out = NONE,
 ) -> Tensors:
@@ -81,29 +74,27 @@ def forward(
     arguments: each program reads all streams of its columns before it writes them, and coefficients are
     written when nothing reads the old ones any more.
     """
-    given, update = SiteOptions(*constants), Update(f, x, post, comb, bias)
+    x, norm = update.x, site.y_norm_weight
     n, columns = x.shape[-2:]
     if n > MOST_STREAMS:
-        streams = post_launch.forward(update, given.comb_order, out=out.residual)
-        site = streams, fn, scale, base, weights, y_norm_weight
-        return streams, *site_launch.forward(*site, *constants, out=out)
-    call = call_for(n, columns, x.dtype, given.precision)
-    split = None if choices else prepared(fn, LAYOUT, call.mixes.parts)
+        streams = post_launch.forward(update, options.comb_order, out=out.residual)
+        return streams, *site_launch.forward(streams, site, weights, options, out)
+    call = call_for(n, columns, x.dtype, options.precision)
+    split = None if choices else prepared(site.fn, LAYOUT, call.mixes.parts)
     if split is None:
-        split = split_of(parameter(fn), call, choices.get(SPLIT))
+        split = split_of(parameter(site.fn), call, choices.get(SPLIT))
     chosen = choices.get(FORWARD)
-    streams, y, made = one_pass(update, weights, split, call, given.comb_order, chosen, out)
-    if y_norm_weight is not None and (FINISH in choices or finish.is_short(len(made.squares), x)):
+    streams, y, made = one_pass(update, weights, split, call, options.comb_order, chosen, out)
+    if norm is not None and (FINISH in choices or finish.is_short(len(made.squares), x)):
         own = None
         if y is None:
             y, own = room(out.y, x, (*x.shape[:-2], columns), x.dtype), streams
-        site = scale, base, y, own, y_norm_weight
-        return streams, y, *finish.run(made, *site, call, given, out, choices.get(FINISH))
-    if y is not None and y_norm_weight is not None:
-        normalise(y, y_norm_weight, given.y_norm_eps)
-    found = coefficients(made, x.shape[:-2], scale, base, n, call.mixes, given, out)
+        return streams, y, *finish.run(made, site, y, own, call, options, out, choices.get(FINISH))
+    if y is not None and norm is not None:
+        normalise(y, norm, options.y_norm_eps)
+    found = coefficients(made, x.shape[:-2], site, n, call.mixes, options, out)
     if y is None:
-        y = collapsed(streams, found[0], y_norm_weight, given.y_norm_eps, out.y)
+        y = collapsed(streams, found[0], norm, options.y_norm_eps, out.y)
     return streams, y, *found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.ops.mhc.mixes.launch import Partials
-from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.out import NONE, Out
 from helion_sinkhorn.ops.mhc.site.boundary.finish.space import FEW, default, space
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
@@ -47,11 +47,9 @@ def is_short(tokens: int, x: torch.Tensor) -> bool:
 
 def run(
     partials: Partials,
-    scale: torch.Tensor,
-    base: torch.Tensor,
+    site: SiteParameters,
     y: torch.Tensor,
     streams: Some,
-    weight: torch.Tensor,
     call: SiteCall,
     options: SiteOptions,
     out: Out = NONE,
@@ -62,11 +60,10 @@ def run(
     tokens, splits, m = products.shape
     n, lead = call.n, y.shape[:-1]
     mixes, norms = products.new_empty((tokens, m)), products.new_empty((tokens, 2))
-    scale, base = parameter(scale), parameter(base)
+    scale, base, weight = parameter(site.scale), parameter(site.base), placed(site.y_norm_weight)
     made = rooms(products, lead, n, torch.float32, out[1:4])
     rows = y.view(tokens, -1)
     x = None if streams is None else streams.view(tokens, n, -1)
-    weight = placed(weight)
     tensors = (
         products, squares, mixes, norms, mixes, At(mixes, 2 * n), scale, base, At(base, 2 * n), *made,
         None if x is None else products, x, rows, weight,
