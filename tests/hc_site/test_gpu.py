@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cuda_graphs import capture
-from hc_boundaries import boundary_inputs
+from hc_boundaries import boundary, boundary_inputs
 from hc_sites import first_element, shares_of_budget, site_inputs, site_results
 
 pytest.importorskip("triton")
@@ -238,10 +238,8 @@ def seam_inputs(tokens, c):
 
 
 def crossed(given, own, weight, **options):
-    f, x, post, comb, fn, scale, base, bias, weights = given
-    before = None if own else weights
-    options = {"bias": bias, "y_norm_weight": weight, "implementation": "helion", **options}
-    return hc_boundary(f, x, post, comb, before, fn, scale, base, **options)
+    options = {"sinkhorn_iters": 20, "implementation": "helion", **options}
+    return boundary(*given, own=own, y_norm_weight=weight, **options)
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["weights of the site before", "own weights"])

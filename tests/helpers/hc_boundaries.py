@@ -28,11 +28,11 @@ def boundary_inputs(*lead, n=2, c=3, dtype=torch.float32, seed=0):
     return given, [randn(*lead, *shape, seed=seed + 9 + k) for k, shape in enumerate(shapes)]
 
 
-def called(function, *given, own=False, **options):
+def called(function, *given, own=False, sinkhorn_iters=3, **options):
     """A call on `boundary_inputs`, collapsed by the site's own weights with `own`, or without pre_next."""
     *update, fn, scale, base, bias = given[:8]
     pre_next = None if own or len(given) == 8 else given[8]
-    return function(*update, pre_next, fn, scale, base, 3, bias=bias, **options)
+    return function(*update, pre_next, fn, scale, base, sinkhorn_iters, bias=bias, **options)
 
 
 boundary, specified = partial(called, hc_boundary), partial(called, reference.hc_boundary)
