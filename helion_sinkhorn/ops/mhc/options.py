@@ -92,7 +92,7 @@ class Kept(NamedTuple):
     site: SiteParameters
     """Without a comb, and with its norm_weight in fn."""
     weights: torch.Tensor
-    """Those of the collapse."""
+    """The weights of the collapse, (..., n)."""
     mixes: torch.Tensor
     norms: torch.Tensor
     own: bool

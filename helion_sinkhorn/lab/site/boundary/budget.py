@@ -101,7 +101,7 @@ def linear(grad, f, old, post, mixing, order: str) -> dict[str, torch.Tensor]:
 
 
 class Inputs(NamedTuple):
-    """The inputs of hc_boundary with a batch of elements, or one element of each; x is the old streams."""
+    """The inputs of hc_boundary, of all elements or of one; x is the old streams."""
 
     x: torch.Tensor
     dresidual: torch.Tensor
@@ -119,7 +119,7 @@ class Inputs(NamedTuple):
 
     @classmethod
     def of_gate(cls, *everything: torch.Tensor) -> Inputs:
-        """Those among the inputs of hc_site's evidence, whose streams are followed by the old ones."""
+        """The inputs of a boundary among the gate's, where the old streams replace those of hc_site."""
         _, *site, x, f, post, comb, weights, dpre = everything
         return cls(x, *site, f, post, comb, weights, dpre)
 
