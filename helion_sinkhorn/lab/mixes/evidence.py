@@ -168,20 +168,8 @@ def parts_and_x(call: MixesCall, batch: int, device: str) -> Tensors:
     return g.to(torch.bfloat16), along, *x_and_fn(call, batch, device)
 
 
-def run_split(call: MixesCall, choice: Choice, fn) -> torch.Tensor:
-    return launch.split(fn, call, choice)
-
-
-def run_partials(call: MixesCall, choice: Choice, x, split) -> Tensors:
-    return launch.partials(x, split, call.precision, choice)
-
-
 def run_reduce(call: MixesCall, choice: Choice, made, squares) -> Tensors:
     return launch.reduce(launch.Partials(made, squares), call, NORM_EPS, False, choice)
-
-
-def run_upstream(call: MixesCall, choice: Choice, dmixes, mixes, norms) -> Tensors:
-    return launch.upstream(dmixes, mixes, norms, call, choice)
 
 
 def run_backward(call: MixesCall, choice: Choice, g, along, x, fn) -> Tensors:
@@ -205,10 +193,14 @@ EVIDENCE = Evidence(
     public=public,
     by_public=lambda workload, on_gpu: RESULTS if on_gpu else (),
     alone={
-        launch.SPLIT: Alone(fn_alone, run_split),
-        launch.PARTIALS: Alone(x_and_parts, run_partials),
+        launch.SPLIT: Alone(fn_alone, lambda call, choice, fn: launch.split(fn, call, choice)),
+        launch.PARTIALS: Alone(
+            x_and_parts, lambda call, choice, *given: launch.partials(*given, call.precision, choice)
+        ),
         launch.REDUCE: Alone(chunks, run_reduce),
-        launch.UPSTREAM: Alone(mixes_and_gradient, run_upstream),
+        launch.UPSTREAM: Alone(
+            mixes_and_gradient, lambda call, choice, *given: launch.upstream(*given, call, choice)
+        ),
         launch.BACKWARD: Alone(parts_and_x, run_backward),
     },
     fixed=("tokens", "norm_eps", "norm_weight", "eps_outside"),

@@ -61,10 +61,6 @@ def fn_alone(call: SiteCall, batch: int, device: str) -> Tensors:
     return noise(device, "float32", (call.mixes.m, call.mixes.columns))
 
 
-def run_split(call: SiteCall, choice: Choice, fn) -> torch.Tensor:
-    return boundary.split_of(fn, call, choice)
-
-
 def of_boundary(call: SiteCall, batch: int, device: str) -> Tensors:
     """f, the streams, post, comb, the weights of the collapse, and fn in parts."""
     n = call.n
@@ -123,10 +119,6 @@ def of_projection(call: SiteCall, batch: int, device: str) -> Tensors:
     """The upstream gradient's parts, and the streams."""
     g, _, _, streams, *_ = of_streams(call, batch, device)
     return g, streams
-
-
-def run_projection(call: SiteCall, choice: Choice, g, streams) -> torch.Tensor:
-    return boundary_backward.projection(g, streams, call, choice)
 
 
 def workload_of(call: SiteCall, tokens: int) -> HcSiteWorkload:
@@ -252,14 +244,16 @@ def run_call(workload: HcSiteWorkload, device: str) -> None:
 ALONE = {
     launch.WEIGHTS: Alone(of_collapse, run_weights),
     launch.BACKWARD: Alone(of_streams, run_backward),
-    boundary.SPLIT: Alone(fn_alone, run_split),
+    boundary.SPLIT: Alone(fn_alone, lambda call, choice, fn: boundary.split_of(fn, call, choice)),
     boundary.FORWARD: Alone(of_boundary, run_boundary),
     boundary.FINISH: Alone(of_finish, run_finish),
     LAST: Alone(of_last, run_last),
     boundary_backward.BACKWARD: Alone(of_boundary_backward, run_boundary_backward),
     boundary_backward.SECOND: Alone(of_second, run_second),
     boundary_backward.SUMS: Alone(of_sums, run_sums),
-    boundary_backward.PROJECTION: Alone(of_projection, run_projection),
+    boundary_backward.PROJECTION: Alone(
+        of_projection, lambda call, choice, *given: boundary_backward.projection(*given, call, choice)
+    ),
 }
 ERRORS = {
     launch.WEIGHTS: weights_error,
