@@ -80,12 +80,11 @@ def normed_site(f, x, fn, scale, base, y_norm_weight, **options) -> Tensors:
     return site(f, x, fn, scale, base, y_norm_weight=y_norm_weight, y_norm_eps=EPS, **options)
 
 
-def normed_boundary(f, x, post, comb, pre_next, fn, scale, base, y_norm_weight) -> Tensors:
-    """`boundary` with it; collapsed by its own weights where pre_next is None."""
-    return reference.hc_boundary(
-        f, x, post, comb, pre_next, fn, scale, base, ITERATIONS, EPS, EPS,
-        y_norm_weight=y_norm_weight, y_norm_eps=EPS,
-    )  # fmt: skip
+def normed_boundary(*given: torch.Tensor | None) -> Tensors:
+    """`boundary` with it, the last tensor; collapsed by its own weights where pre_next is None."""
+    *of_boundary, norm = given
+    options = {"y_norm_weight": norm, "y_norm_eps": EPS}
+    return reference.hc_boundary(*of_boundary, ITERATIONS, EPS, EPS, **options)
 
 
 def normed_seam(f, x, post, comb, *others) -> Tensors:

@@ -11,8 +11,9 @@ import torch
 
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.post.api import check_update, hc_post
-from helion_sinkhorn.ops.mhc.site.crossing import Crossing, Update, check_site, crossing
+from helion_sinkhorn.ops.mhc.site.crossing import Crossing, check_site, crossing
 from helion_sinkhorn.runtime.checks import type_of
+from helion_sinkhorn.runtime.updates import Update
 
 LEAST_TOKENS = 1024
 """By default calls of fewer tokens are left to the server.
@@ -94,8 +95,8 @@ def seam(
     site = SiteParameters(*parameters, y_norm_weight=norm_weight)
     if update is not None:
         f, post, comb = update
-        update = Update(f, per_stream(post, streams), comb, None)
-        check_update(f, streams, *update[1:])
+        update = Update(f, streams, per_stream(post, streams), comb)
+        check_update(update)
     check_site(streams, site, weights)
     return crossing(update, streams, site, weights, options.checked(), "auto")
 

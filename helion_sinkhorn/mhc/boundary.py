@@ -11,15 +11,10 @@ from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.out import Out
 from helion_sinkhorn.ops.mhc.post.api import check_update
 from helion_sinkhorn.ops.mhc.site.api import Site
-from helion_sinkhorn.ops.mhc.site.crossing import (
-    Crossing,
-    Update,
-    check_site,
-    crossing,
-    crossing_into,
-)
+from helion_sinkhorn.ops.mhc.site.crossing import Crossing, check_site, crossing, crossing_into
 from helion_sinkhorn.ops.mhc.split.given import Comb
 from helion_sinkhorn.runtime.checks import check_implementation
+from helion_sinkhorn.runtime.updates import Update
 
 
 @takes_merged("fn", of_site, with_joined)
@@ -107,7 +102,7 @@ def hc_boundary(
         collapses in DeepSeek-V4.1's inference code.
     """
     implementation = check_implementation(implementation)
-    update = Update(f, post, comb, bias)
+    update = Update(f, x, post, comb, bias)
     site = SiteParameters(fn, scale, base, norm_weight, y_norm_weight, comb_next)
     check_boundary(update, x, site, pre_next)
     options = SiteOptions(
@@ -124,7 +119,7 @@ def check_boundary(
     """Raise unless the tensors fit an update, if there is one, and the site after it."""
     # the update is checked first, since otherwise an error about f or x would name fn
     if update is not None:
-        check_update(update.f, x, *update[1:])
+        check_update(update)
     check_site(x, site, weights)
 
 
@@ -168,7 +163,7 @@ class HyperBoundary(HyperConnection):
         # if the two were exchanged, hc_boundary reports it
         if getattr(f, "ndim", 0) <= getattr(streams, "ndim", 0):
             streams = apart_for(self, streams)
-        update = None if f is post is comb is None else Update(f, post, comb, None)
+        update = None if f is post is comb is None else Update(f, streams, post, comb)
         site, options = with_norm(self.site, self.options, y_norm, streams)
         check_boundary(update, streams, site, pre)
         given = update, streams, site, pre, options, check_implementation(self.implementation)

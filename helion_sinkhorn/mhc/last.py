@@ -20,6 +20,7 @@ from helion_sinkhorn.runtime.checks import (
 )
 from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import needs_gradient
+from helion_sinkhorn.runtime.updates import Update
 
 
 @takes_merged("post", of_coefficients)
@@ -73,7 +74,8 @@ def hc_last(
         in DeepSeek-V4.1's inference code.
     """
     implementation = check_implementation(implementation)
-    check_update(f, x, post, comb, bias)
+    update = Update(f, x, post, comb, bias)
+    check_update(update)
     check_option("comb_order", comb_order, COMB_ORDERS)
     check_norm(x, y_norm_weight)
     check_norm_eps("y_norm_eps", y_norm_eps)
@@ -84,13 +86,13 @@ def hc_last(
     check_same_device("pre", pre, "x", x)
     if pre.shape != post.shape:
         refuse_shape("pre", pre, (*lead, n), f"for these streams pass {(*lead, n)}")
-    given = f, x, post, comb, bias, pre, y_norm_weight
+    given = *update, pre, y_norm_weight
     there = [t for t in given if t is not None]
     # under a compiler too, which would find no gradient of the kernel
     fits = n <= MOST_STREAMS and 1 < columns <= MOST_COLUMNS and not needs_gradient(*there)
     if fits and implementation_for(implementation, "x", x) == "helion":
         register_sharding_for(*there)
         return torch_op.call(*given, float(y_norm_eps), comb_order)
-    streams = mixed(f, x, post, comb, bias, comb_order, implementation)
+    streams = mixed(update, comb_order, implementation)
     norm = None if y_norm_weight is None else Norm(y_norm_weight, float(y_norm_eps))
     return collapsed(streams, pre, norm, implementation)

@@ -106,13 +106,13 @@ class Finished(NamedTuple):
 class _Remade:
     """Streams that are not kept: their update, and the streams once the backward has computed them again."""
 
-    def __init__(self, streams: torch.Tensor, x: _Saved, update: Update) -> None:
+    def __init__(self, streams: torch.Tensor, x: _Saved, update: Update, options: dict[str, str]) -> None:
         self.storage = StorageWeakRef(streams.untyped_storage())
         self.version, self.dtype = streams._version, streams.dtype
         self.x, self.made, self.finished = x, None, None
         self.post, self.comb = _saved(update.post), _saved(update.comb)
         self.f, self.bias = _saved(update.f), _saved(update.bias)
-        self.options = {"comb_order": update.comb_order, "implementation": update.implementation}
+        self.options = options
 
     def is_view(self, t: torch.Tensor) -> bool:
         """Whether t, in the same storage, is these streams as they were made."""
@@ -149,7 +149,7 @@ class _Recorder:
         self.known: dict[int, _Remade] = {}
         self.recent: list[weakref.ref[_Saved]] = []
 
-    def updated(self, streams: torch.Tensor, update: Update) -> None:
+    def updated(self, streams: torch.Tensor, update: Update, comb_order: str, implementation: str) -> None:
         # hooks belong to a thread; a DTensor's storage is not where its values are
         if threading.get_ident() != self.thread or type(streams) is not torch.Tensor:
             return
@@ -160,7 +160,8 @@ class _Recorder:
         self.forget()
         self.updates += 1
         if self.updates % self.every:
-            remade = _Remade(streams, self.pack(update.x), update)
+            options = {"comb_order": comb_order, "implementation": implementation}
+            remade = _Remade(streams, self.pack(update.x), update, options)
             self.known[remade.storage.cdata] = remade
             # hc_boundary saves its new streams before it announces them
             for saved in filter(None, (reference() for reference in self.recent)):

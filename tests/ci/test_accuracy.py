@@ -9,6 +9,7 @@ import json
 import math
 import re
 import sys
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -233,9 +234,9 @@ def test_no_power_of_two_of_positions_has_equal_inputs(judged):
 @pytest.mark.parametrize(
     ("name", "module", "upstream", "of"),
     [
-        ("hc_unused_pre", split_eager, slice(0, 3), "dmixes"),
-        ("hc_site_unused_comb", split_eager, slice(0, 3), "dfn"),
-        ("attention_unused_o", attention_eager, slice(0, 2), "dk"),
+        ("hc_unused_pre", split_eager, itemgetter(0), "dmixes"),
+        ("hc_site_unused_comb", split_eager, itemgetter(0), "dfn"),
+        ("attention_unused_o", attention_eager, itemgetter(slice(0, 2)), "dk"),
     ],
 )  # fmt: skip
 def test_an_operator_without_one_upstream_gradient_is_tested(monkeypatch, name, module, upstream, of):
@@ -243,7 +244,7 @@ def test_an_operator_without_one_upstream_gradient_is_tested(monkeypatch, name, 
     right = module.backward
 
     def wrong(*arguments):
-        lost = any(t is None for t in arguments[upstream])
+        lost = any(t is None for t in upstream(arguments))
         return [torch.zeros_like(t) if lost and t is not None else t for t in right(*arguments)]
 
     monkeypatch.setattr(runs, "RERUN_SECONDS", 0.02)

@@ -140,14 +140,16 @@ def test_float64_is_the_specification():
 
 
 @given(
-    st.integers(1, 16), st.integers(1, 100), st.lists(st.integers(0, 4), max_size=3),
-    st.sampled_from(FLOATS[:3]), st.sampled_from(FLOATS[:3]), st.sampled_from(FLOATS[:3]), st.booleans(),
-    st.sampled_from(("io", "oi")), st.integers(0, 99),
+    st.lists(st.integers(0, 4), max_size=3),
+    st.fixed_dictionaries({
+        "n": st.integers(1, 16), "c": st.integers(1, 100), "has_bias": st.booleans(),
+        "seed": st.integers(0, 99),
+        **dict.fromkeys(("dtype", "f_dtype", "coefficients"), st.sampled_from(FLOATS[:3])),
+    }),
+    st.sampled_from(("io", "oi")),
 )  # fmt: skip
-def test_any_call_against_float64(n, c, lead, dtype, f_dtype, coefficients, has_bias, comb_order, seed):
-    inputs = post_inputs(
-        *lead, n=n, c=c, dtype=dtype, f_dtype=f_dtype, coefficients=coefficients, has_bias=has_bias, seed=seed
-    )
+def test_any_call_against_float64(lead, drawn, comb_order):
+    inputs = post_inputs(*lead, **drawn)
     found = post_results(*inputs, comb_order=comb_order)
     assert_right(found, *inputs, comb_order=comb_order)
 

@@ -67,7 +67,7 @@ def test_what_the_kernel_does_not_take_is_made_by_the_parts(monkeypatch, own):
     monkeypatch.delattr(launch, "one_pass")
     given, _ = boundary_inputs(3, n=MOST_STREAMS + 1, c=24)
     f, x, post, comb, fn, scale, base, bias, weights = given
-    found = boundary(*given[:8], None if own else weights)
+    found = boundary(*given, own=own)
     streams = hc_post(f, x, post, comb, bias)
     site = hc_site(streams, fn, scale, base, 3)
     expected = site.y if own else hc_pre(streams, weights), site.post, site.comb, streams

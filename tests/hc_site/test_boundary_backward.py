@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import os
 
@@ -16,7 +15,7 @@ from stored import entry, write
 from torch._subclasses import FakeTensorMode
 
 from ci.gate.choices import of_kernels
-from helion_sinkhorn import hc_boundary, hc_post, reference
+from helion_sinkhorn import hc_boundary, hc_post
 from helion_sinkhorn.configs import lookup, settings, store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS, TRIALS
@@ -247,22 +246,11 @@ def test_opcheck_and_fakes(monkeypatch, dtype, path):
 # After another pass: the collapse has the site's own weights, or a norm follows it
 
 
-def with_norm(function, f, x, post, comb, fn, scale, base, bias, weights, y_norm, own=True, **options):
-    """`weights` are not looked at where they are the site's own."""
-    pre_next = None if own else weights
-    given = f, x, post, comb, pre_next, fn, scale, base, 3
-    return function(*given, bias=bias, y_norm_weight=y_norm, **options)
-
-
-specified_with_norm = functools.partial(with_norm, reference.hc_boundary)
-called_with_norm = functools.partial(with_norm, hc_boundary)
-
-
 def gradients_of(function, given, upstream, own, norm, dtype=None, **options):
     """Gradients by the names of arguments that have one."""
     leaves = [t.detach().to(dtype or t.dtype).requires_grad_() for t in given]
     weight = (1 + randn(given[1].size(-1), seed=77, scale=0.3)).to(leaves[0].dtype).requires_grad_()
-    found = function(*leaves, weight if norm else None, own=own, **options)
+    found = function(*leaves, own=own, y_norm_weight=weight if norm else None, **options)
     named = dict(zip(GRADIENTS, leaves, strict=True))
     if own:
         del named["dp"]
@@ -287,11 +275,11 @@ def test_behind_another_pass_against_float64(monkeypatch, one_pass, lead, n, c, 
     # mixes of the size of 1 for any number of columns: coefficients near their ends magnify errors
     given[4].mul_(5 / (n * c) ** 0.5)
     names = launched(monkeypatch)
-    found = gradients_of(called_with_norm, given, upstream, own, norm, comb_order=order)
+    found = gradients_of(boundary, given, upstream, own, norm, comb_order=order)
     assert tuple(names[-len(BEHIND_ANOTHER) :]) == BEHIND_ANOTHER
     first = "hc_pre_normed_backward" if norm else "hc_site_weights"
     assert names[-len(BEHIND_ANOTHER) - 1] == first
-    truth = gradients_of(specified_with_norm, given, upstream, own, norm, torch.float64, comb_order=order)
+    truth = gradients_of(specified, given, upstream, own, norm, torch.float64, comb_order=order)
     worst = {k: ((found[k] - t).abs().max() / t.abs().max()).item() for k, t in truth.items()}
     assert max(worst.values()) <= 1e-5, worst
 
@@ -336,7 +324,7 @@ def test_streams_made_again_have_the_bits_of_stored_ones(monkeypatch, one_pass, 
         monkeypatch.setattr(
             launch.Pass, "as_chosen", lambda of, x, choices, again=again: (of._replace(again=again), True)
         )
-        found[again] = gradients_of(called_with_norm, given, upstream, True, norm)
+        found[again] = gradients_of(boundary, given, upstream, True, norm)
     for name, t in found[False].items():
         assert torch.equal(t, found[True][name]), name
 
@@ -347,7 +335,7 @@ def test_the_norm_is_not_in_memory(monkeypatch, one_pass):
     sizes = noted_on_cpu(
         monkeypatch, lambda _, given: [t.numel() * t.element_size() for t in given[0] if t is not None], SITES
     )
-    gradients_of(called_with_norm, given, upstream, True, True)
+    gradients_of(boundary, given, upstream, True, True)
     # a float32 gradient of y: 64 tokens of 512
     assert 64 * 512 * 4 not in itertools.chain(*sizes)
 

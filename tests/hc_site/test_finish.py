@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hc_boundaries import boundary_inputs
+from hc_boundaries import boundary, boundary_inputs
 from launches import noted_on_cpu
 
-from helion_sinkhorn import hc_boundary
 from helion_sinkhorn.ops.mhc.site.boundary.finish import launch
 from helion_sinkhorn.ops.mhc.site.boundary.finish.space import FEW
 
@@ -30,13 +29,11 @@ def launched(monkeypatch):
 @pytest.mark.parametrize("own", [False, True], ids=["weights of the site before", "own weights"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_the_numbers_are_those_of_three_launches(launched, monkeypatch, options, own):
-    f, x, post, comb, fn, scale, base, bias, weights = boundary_inputs(5, n=4, c=300, dtype=torch.bfloat16)[0]
-    norm = torch.rand(300)
+    given, norm = boundary_inputs(5, n=4, c=300, dtype=torch.bfloat16)[0], torch.rand(300)
 
     def seam():
         launched.clear()
-        given = f, x, post, comb, None if own else weights, fn, scale, base
-        return hc_boundary(*given, bias=bias, y_norm_weight=norm, **{"sinkhorn_iters": 3, **options})
+        return boundary(*given, own=own, y_norm_weight=norm, **options)
 
     found = seam()
     assert launched[1:] == ["hc_boundary_forward", "hc_boundary_finish"]

@@ -12,18 +12,12 @@ from mhc_equations import assert_equations, values_and_gradients
 from helion_sinkhorn import hc_boundary, hc_coeffs, hc_post, hc_site, nn, reference
 
 FORMS = {
-    "log": {"iters": 7, "form": "log"},
-    "logits": {"iters": 0},
-    "logits, log": {"iters": 0, "form": "log"},
+    "log": {"sinkhorn_iters": 7, "form": "log"},
+    "logits": {"sinkhorn_iters": 0},
+    "logits, log": {"sinkhorn_iters": 0, "form": "log"},
 }
 NARROW = (torch.bfloat16, torch.float16)
 each_form = pytest.mark.parametrize("form", FORMS)
-
-
-def asked(form):
-    """The options of a form by the names of the package."""
-    options = dict(FORMS[form])
-    return {"sinkhorn_iters": options.pop("iters"), **options}
 
 
 def inputs(n=4, c=12, dtype=torch.float32, spread=1.0):
@@ -49,17 +43,17 @@ def test_a_site_against_float64(form, n, spread, dtype):
         return equations.collapse(x, pre, at), post, comb, at(x)
 
     # the gradients of three uses of the streams meet
-    assert_equations(lambda *t: hc_site(*t, **asked(form)), specification, tensors, upstream, rounded=3)
+    assert_equations(lambda *t: hc_site(*t, **FORMS[form]), specification, tensors, upstream, rounded=3)
 
 
 @each_form
 def test_a_site_is_its_parts(form):
     tensors, _ = inputs()
-    y, post, comb, residual = hc_site(*tensors, **asked(form), post_mult=1.5, comb_order="oi")
-    expected = hc_coeffs(*tensors, **asked(form), post_mult=1.5, comb_order="oi")
+    y, post, comb, residual = hc_site(*tensors, **FORMS[form], post_mult=1.5, comb_order="oi")
+    expected = hc_coeffs(*tensors, **FORMS[form], post_mult=1.5, comb_order="oi")
     assert_equal([post, comb], list(expected[1:]))
     assert residual is tensors[0]
-    exact = reference.hc_site(*(t.double() for t in tensors), **asked(form), post_mult=1.5, comb_order="oi")
+    exact = reference.hc_site(*(t.double() for t in tensors), **FORMS[form], post_mult=1.5, comb_order="oi")
     torch.testing.assert_close([y, post, comb], [t.float() for t in exact[:3]], rtol=1e-5, atol=1e-5)
 
 
@@ -72,14 +66,14 @@ def test_a_boundary_has_the_bits_of_an_update_and_a_site(form, dtype, delayed):
     bias, weights = randn(12, seed=11), randn(2, 3, 4, seed=12) if delayed else None
 
     def crossed(f, x, post, comb, bias, *site):
-        y, _, post, comb, residual = hc_boundary(f, x, post, comb, weights, *site, bias=bias, **asked(form))
+        y, _, post, comb, residual = hc_boundary(f, x, post, comb, weights, *site, bias=bias, **FORMS[form])
         return y, post, comb, residual
 
     def by_hand(f, x, post, comb, bias, *site):
         x = hc_post(f, x, post, comb, bias)
         if weights is None:
-            return hc_site(x, *site, **asked(form))
-        _, post, comb = hc_coeffs(x, *site, **asked(form))
+            return hc_site(x, *site, **FORMS[form])
+        _, post, comb = hc_coeffs(x, *site, **FORMS[form])
         return (weights.unsqueeze(-1) * x.float()).sum(-2).to(x.dtype), post, comb, x
 
     given = [update[0], x, *update[1:], bias, *site]
@@ -94,9 +88,9 @@ def test_a_boundary_has_the_bits_of_an_update_and_a_site(form, dtype, delayed):
 def test_kernels_of_a_site_are_for_the_form_that_they_have(form, monkeypatch):
     """On a GPU the operator of the site would make a comb of the other form."""
     tensors, upstream = inputs()
-    expected = values_and_gradients(lambda *t: hc_site(*t, **asked(form)), tensors, upstream)
+    expected = values_and_gradients(lambda *t: hc_site(*t, **FORMS[form]), tensors, upstream)
     kernels_on_cpu(monkeypatch, SITES)
-    found = values_and_gradients(lambda *t: hc_site(*t, **asked(form)), tensors, upstream)
+    found = values_and_gradients(lambda *t: hc_site(*t, **FORMS[form]), tensors, upstream)
     assert_equal(found, expected)
 
 
@@ -104,20 +98,20 @@ def test_kernels_of_a_site_are_for_the_form_that_they_have(form, monkeypatch):
 @each_form
 def test_modules_have_the_forms(form, kind):
     torch.manual_seed(0)
-    module, x = kind(12, **asked(form), initializer_range=0.2), inputs()[0][0]
+    module, x = kind(12, **FORMS[form], initializer_range=0.2), inputs()[0][0]
     parameters = module.fn, module.scale, module.base
     if kind is nn.HyperBoundary:
         y, _, *rest = module(None, x)
     else:
         y, *rest = module.enter(x)
-    assert_equal([y, *rest], list(hc_site(x, *parameters, **asked(form))))
+    assert_equal([y, *rest], list(hc_site(x, *parameters, **FORMS[form])))
     assert f"form={FORMS[form].get('form', 'deepseek')!r}" in repr(module)
 
 
 @each_form
 def test_a_sublayer_has_the_forms(form):
     torch.manual_seed(0)
-    layer = nn.HyperSublayer(torch.nn.Linear(12, 12), 12, **asked(form))
+    layer = nn.HyperSublayer(torch.nn.Linear(12, 12), 12, **FORMS[form])
     x = inputs()[0][0]
     y, *rest = layer.connection.enter(x, y_norm=layer.norm)
     expected = hc_post(layer.sublayer(y), rest[2], *rest[:2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cuda_graphs import capture
-from hc_boundaries import boundary_inputs
+from hc_boundaries import boundary, boundary_inputs
 from hc_sites import first_element, shares_of_budget, site_inputs, site_results
 
 pytest.importorskip("triton")
@@ -22,6 +22,7 @@ from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates
+from helion_sinkhorn.runtime.updates import Update
 
 pytestmark = pytest.mark.gpu
 
@@ -146,12 +147,13 @@ def test_a_token_of_a_boundary_has_the_same_gradients_alone_with_every_config(ca
         variant, wanted = dict(choice.variant), (True,) * 4 + (choice.kernel == backward.BACKWARD,)
         pass_of = backward.Pass(KERNELS[choice.kernel], call, "io", again=variant.get("again", False))
         rows = backward.parts_of_fn(fn, call, variant["together"])
-        of_streams, update = [t[at] for t in before], (f[at], x[at], None, post[at], comb[at], weights[at])
-        made = backward.gradients((*of_streams, rows, *update), pass_of, wanted, {choice.kernel: choice})
+        update = f[at], x[at], None, post[at], comb[at], weights[at]
+        given = backward.Given(*(t[at] for t in before), rows, *update)
+        made = backward.gradients(given, pass_of, wanted, {choice.kernel: choice})
         return [t for t in made if t is not None]
 
     # the new streams, with the bits that they have where they are made again
-    before[-1] = post_launch.forward(f, x, post, comb, None, "io")
+    before[-1] = post_launch.forward(Update(f, x, post, comb), "io")
     whole = gradients(slice(None), first)
     for choice in (first, other):
         for at in (slice(None), slice(0, 1), slice(3, 68), slice(129, 130), slice(1, 130, 2)):
@@ -236,10 +238,8 @@ def seam_inputs(tokens, c):
 
 
 def crossed(given, own, weight, **options):
-    f, x, post, comb, fn, scale, base, bias, weights = given
-    before = None if own else weights
-    options = {"bias": bias, "y_norm_weight": weight, "implementation": "helion", **options}
-    return hc_boundary(f, x, post, comb, before, fn, scale, base, **options)
+    options = {"sinkhorn_iters": 20, "implementation": "helion", **options}
+    return boundary(*given, own=own, y_norm_weight=weight, **options)
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["weights of the site before", "own weights"])

@@ -12,7 +12,7 @@ from launches import SITES, kernels_on_cpu
 
 from helion_sinkhorn import reference
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
-from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
 from helion_sinkhorn.ops.mhc.site import launch, torch_op
 from helion_sinkhorn.ops.mhc.split import launch as split_launch
@@ -29,10 +29,11 @@ def test_values_have_the_bits_of_the_three_operators_in_turn():
     """The columns are two chunks, so that the sums of the projection are partial."""
     (x, fn, scale, base), _ = site_inputs(5, n=3, c=400)
     constants = SiteOptions(5, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False)
-    y, pre, post, comb, mixes, norms = launch.forward(x, fn, scale, base, None, None, *constants)
+    site = SiteParameters(fn, scale, base)
+    y, pre, post, comb, mixes, norms = launch.forward(x, site, None, constants)
     given = mixes_launch.forward(x, fn, constants.norm_eps, constants.eps_outside, constants.precision)
     assert_equal((mixes, norms), given)
-    found = split_launch.forward(mixes, scale, base, 3, *constants.of_split, torch.float32)
+    found = split_launch.forward(mixes, scale, base, constants.of_split(3), torch.float32)
     assert_equal((pre, post, comb), found)
     assert_equal((y,), (pre_launch.forward(x, pre),))
 
@@ -73,13 +74,14 @@ def test_dx_is_rounded_once():
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_gradient_in_float32_takes_the_default_and_not_what_was_timed_with_a_narrower_one(normed):
     (x, fn, scale, base), (dresidual, dy, dpost, dcomb) = site_inputs(3, c=64, dtype=torch.bfloat16)
-    constants = (20, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False, 1e-6)
+    options = SiteOptions().checked()
     weight = torch.ones(64, dtype=torch.bfloat16) if normed else None
-    _, pre, _, _, mixes, norms = launch.forward(x, fn, scale, base, None, weight, *constants)
-    given = dresidual, dy, None, dpost, dcomb, x, fn, scale, base, pre, weight, mixes, norms, True, *constants
+    site = SiteParameters(fn, scale, base, y_norm_weight=weight)
+    _, pre, _, _, *made = launch.forward(x, site, None, options)
+    upstream = SiteGradients(dresidual, dy, None, dpost, dcomb)
     with mock.patch.object(mixes_launch, "gradients", wraps=mixes_launch.gradients) as gradients:
-        launch.backward(*given)
+        launch.backward(upstream, Kept(x, site, pre, *made, own=True), options)
     (call,) = gradients.call_args_list
-    _, _, _, _, of, choice, (_, of_y, _), kernel, *_ = call.args
-    assert of_y.dtype is (torch.float32 if normed else torch.bfloat16)
+    _, _, _, of, choice, others, kernel, *_ = call.args
+    assert others.dy.dtype is (torch.float32 if normed else torch.bfloat16)
     assert choice == (default_choice(kernel, of, device_of(x)) if normed else None)

@@ -34,14 +34,14 @@ def test_mixes_of_partial_sums_are_their_sum_in_order():
     """As bits, and what follows from them is what follows from the same mixes."""
     row = workload(tokens=1000, splits=8)
     mixes, scale, base, *_ = (t.to(DEVICE) for t in row.make_inputs())
-    constants = *row.arguments, torch.float32
+    given = scale, base, row.arguments, torch.float32
     partials, squares = row.parts(mixes)
-    *values, found, norms = launch.forward_reduced(partials, squares, scale, base, *row.norm, *constants)
+    *values, found, norms = launch.forward_reduced(partials, row.reduce(squares), *given)
     total = partials[0]
     for t in partials[1:]:
         total = total + t
     assert torch.equal(found, norms[..., :1] * total)
-    again = launch.forward(found, scale, base, *constants)
+    again = launch.forward(found, *given)
     assert all(torch.equal(a, b) for a, b in zip(values, again, strict=True))
 
 

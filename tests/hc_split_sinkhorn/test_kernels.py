@@ -12,6 +12,8 @@ from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.lab.split.workloads import ROWS
 from helion_sinkhorn.ops.mhc.split import launch
+from helion_sinkhorn.ops.mhc.split.options import CoefficientGradients, SplitOptions
+from helion_sinkhorn.ops.mhc.split.partials import Reduce
 from helion_sinkhorn.ops.mhc.split.space import HcCall
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import Choice, candidates, default_choice
@@ -44,7 +46,8 @@ def test_without_a_gradient_nothing_is_launched(monkeypatch):
     """Helion refuses a kernel that writes nothing: a boundary whose coefficients nothing used raised."""
     mixes, *_, scale, base = first_element(WORKLOADS[0])
     launching_as(monkeypatch, run=lambda *arguments: pytest.fail("a launch"))
-    dmixes, sums = launch.backward(None, None, None, mixes, scale[0], base[0], *WORKLOADS[0].arguments)
+    nothing = CoefficientGradients(None, None, None)
+    dmixes, sums = launch.backward(nothing, mixes, scale[0], base[0], WORKLOADS[0].arguments)
     assert torch.equal(dmixes, torch.zeros_like(mixes))
     assert torch.equal(sums, torch.zeros(mixes.size(-1) + 3))
 
@@ -71,7 +74,8 @@ def test_sums_have_a_row_for_each_tile_of_the_choice_that_serves(monkeypatch):
     monkeypatch.setattr(door.choose, "cache_clear", lambda: None, raising=False)
     monkeypatch.setattr(launch, "run_and_keep", refuse_the_first)
     for _ in range(2):
-        _, sums = launch.backward(*gradients, mixes, scale, base, *workload.arguments)
+        upstream = CoefficientGradients(*gradients)
+        _, sums = launch.backward(upstream, mixes, scale, base, workload.arguments)
         assert sums.shape == (27,)
         assert (sums == 9).all()
     assert rows == [5, 9, 9]
@@ -84,20 +88,11 @@ def test_kept_launches_take_the_addresses_of_the_views(monkeypatch, name):
     n, tokens, splits = 4, 7, 3
     shapes = (tokens, n), (tokens, n), (tokens, n, n), (tokens, 24), (splits, tokens, 24), (splits, tokens)
     dpre, dpost, dcomb, mixes, partials, squares = (torch.rand(s) for s in shapes)
-    parameters = torch.rand(3), torch.rand(24), n, 2, 1e-6, 2.0, 1e-6, 0.0, "io"
+    parameters = torch.rand(3), torch.rand(24), SplitOptions(n, 2, 1e-6, 2.0, 1e-6, 0.0, "io")
     given = {
         "forward": (mixes, *parameters, torch.float32),
-        "forward_reduced": (
-            partials,
-            squares,
-            *parameters[:2],
-            64,
-            1e-6,
-            False,
-            *parameters[2:],
-            torch.float32,
-        ),
-        "backward": (dpre, dpost, dcomb, mixes, *parameters),
+        "forward_reduced": (partials, Reduce(squares, 64), *parameters, torch.float32),
+        "backward": (CoefficientGradients(dpre, dpost, dcomb), mixes, *parameters),
     }[name]
     first, second = [], []
 
@@ -129,9 +124,9 @@ def test_what_a_reduction_leaves_for_the_backward(n, splits, eps_outside):
     squares, size, norm_eps = 50 * torch.rand(splits, 2, 9), 100, 1e-2
     squares[:, 1, 4] = 0.0
     scale, base = torch.rand(3), torch.rand(n * n + 2 * n)
-    norm = size, norm_eps, eps_outside
-    given = partials, squares, scale, base, *norm, n, 3, 1e-6, 2.0, 1e-6, 0.0, "io", torch.float32
-    *values, mixes, norms = launch.forward_reduced(*given)
+    given = scale, base, SplitOptions(n, 3, 1e-6, 2.0, 1e-6, 0.0, "io"), torch.float32
+    reduce = Reduce(squares, size, norm_eps, eps_outside)
+    *values, mixes, norms = launch.forward_reduced(partials, reduce, *given)
     total = functools.reduce(torch.add, partials)
     assert torch.equal(mixes, norms[..., :1] * total)
     assert splits <= 2 or not torch.equal(total, functools.reduce(torch.add, partials.flip(0)))
@@ -140,17 +135,17 @@ def test_what_a_reduction_leaves_for_the_backward(n, splits, eps_outside):
     k = torch.where(q > 0, -r / (size * q.sqrt()), 0.0) if eps_outside else -r.square() / size
     torch.testing.assert_close(norms.double(), torch.stack([r, k], -1), rtol=1e-6, atol=0.0)
     assert all(t.isfinite().all() for t in (*values, mixes, norms))
-    again = launch.forward(mixes, scale, base, *given[7:])
+    again = launch.forward(mixes, *given)
     assert all(torch.equal(a, b) for a, b in zip(values, again, strict=True))
-    tokens_first = (t.movedim(0, 2).contiguous().movedim(2, 0) for t in given[:2])
-    again = launch.forward_reduced(*tokens_first, *given[2:])
+    partials, squares = (t.movedim(0, 2).contiguous().movedim(2, 0) for t in (partials, squares))
+    again = launch.forward_reduced(partials, reduce._replace(squares=squares), *given)
     assert all(torch.equal(a, b) for a, b in zip((*values, mixes, norms), again, strict=True))
 
 
 def test_partial_sums_are_read_where_they_lie(monkeypatch):
     """With the splits or the tokens first; a copy only of other layouts, and of layouts that differ."""
     partials, squares = torch.rand(3, 5, 24), torch.rand(3, 5)
-    parameters = torch.rand(3), torch.rand(24), 64, 1e-6, False, 4, 2, 1e-6, 2.0, 1e-6, 0.0, "io"
+    parameters = torch.rand(3), torch.rand(24), SplitOptions(4, 2, 1e-6, 2.0, 1e-6, 0.0, "io"), torch.float32
     read = []
 
     def run(kernel, views, own, tensors, key):
@@ -159,8 +154,8 @@ def test_partial_sums_are_read_where_they_lie(monkeypatch):
     monkeypatch.setattr(door, "run_and_keep", run)
     moved = [t.movedim(0, 1).contiguous().movedim(1, 0) for t in (partials, squares)]
     for given in ((partials, squares), moved):
-        launch.forward_reduced(*given, *parameters, torch.float32)
+        launch.forward_reduced(given[0], Reduce(given[1], 64), *parameters)
         assert read.pop() == tuple(t.data_ptr() for t in given)
-    launch.forward_reduced(moved[0], squares, *parameters, torch.float32)
+    launch.forward_reduced(moved[0], Reduce(squares, 64), *parameters)
     assert read[0][0] != moved[0].data_ptr()
     assert read[0][1] == squares.data_ptr()

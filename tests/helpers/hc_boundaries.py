@@ -1,6 +1,8 @@
-"""Inputs of hc_boundary, and its results with gradients, by it and by the specifications of its parts."""
+"""Inputs of hc_boundary, and its results with gradients, by it and by its specification."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from autograd_calls import randn
@@ -26,17 +28,14 @@ def boundary_inputs(*lead, n=2, c=3, dtype=torch.float32, seed=0):
     return given, [randn(*lead, *shape, seed=seed + 9 + k) for k, shape in enumerate(shapes)]
 
 
-def boundary(f, x, post, comb, fn, scale, base, bias, weights=None, iters=3, **options):
-    return hc_boundary(f, x, post, comb, weights, fn, scale, base, iters, bias=bias, **options)
+def called(function, *given, own=False, sinkhorn_iters=3, **options):
+    """A call on `boundary_inputs`, collapsed by the site's own weights with `own`, or without pre_next."""
+    *update, fn, scale, base, bias = given[:8]
+    pre_next = None if own or len(given) == 8 else given[8]
+    return function(*update, pre_next, fn, scale, base, sinkhorn_iters, bias=bias, **options)
 
 
-def specified(f, x, post, comb, fn, scale, base, bias, weights=None, iters=3, comb_order="io"):
-    """The results and gradients from the specifications of the parts."""
-    options = {"comb_order": comb_order}
-    streams = reference.hc_post(f, x, post, comb, bias, **options)
-    mixes = reference.hc_mixes(streams, fn)
-    found = reference.hc_split_sinkhorn(mixes, scale, base, x.size(-2), iters, **options)
-    return reference.hc_pre(streams, found[0] if weights is None else weights), *found, streams
+boundary, specified = partial(called, hc_boundary), partial(called, reference.hc_boundary)
 
 
 def results(function, given, upstream, **options):

@@ -13,6 +13,8 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import logsigmoid
 
+from helion_sinkhorn.ops.mhc.options import SiteOptions
+
 UNIT = 2.0**-24
 SAMPLES, MARGIN = 12, 2.0
 """The number of evaluations of the model, and the factor on their largest error that is allowed."""
@@ -65,28 +67,29 @@ def mixes(x, fn, norm_eps=1e-6, eps_outside=False, at: At = exactly):
     return at(at(z) * at(r))
 
 
-def coefficients(
-    x, fn, scale, base, iters=20, eps=1e-6, norm_eps=1e-6, post_mult=2.0, eps_outside=False, form="deepseek",
-    at: At = exactly,
-):  # fmt: skip
-    """(pre, post, comb) of the streams; gates by logsigmoid, whose derivative does not cancel."""
-    n = x.size(-2)
-    made = mixes(x, fn, norm_eps, eps_outside, at)
+def coefficients(x, fn, scale, base, at: At = exactly, **options):
+    """(pre, post, comb) of the streams; gates by logsigmoid, whose derivative does not cancel.
+
+    The options are those of `hc_site`.
+    """
+    of, n = SiteOptions(**options), x.size(-2)
+    eps = of.eps
+    made = mixes(x, fn, of.norm_eps, of.eps_outside, at)
     s = torch.cat([scale[k].expand(size) for k, size in enumerate((n, n, n * n))])
     a = at(at(made * s) + base)
     pre = at(at(logsigmoid(a[..., :n]).exp()) + eps)
-    post = at(post_mult * at(logsigmoid(a[..., n : 2 * n]).exp()))
+    post = at(of.post_mult * at(logsigmoid(a[..., n : 2 * n]).exp()))
     logits = at(a[..., 2 * n :].unflatten(-1, (n, n)))
-    if not iters:
+    if not of.sinkhorn_iters:
         return pre, post, logits
-    if form == "log":
-        for _ in range(iters):
+    if of.form == "log":
+        for _ in range(of.sinkhorn_iters):
             for axis in (-1, -2):
                 logits = at(logits - at(logits.logsumexp(axis, keepdim=True), n))
         return pre, post, at(logits.exp())
     p = at(logits.softmax(-1) + eps)
     p = at(p / at(at(p, n).sum(-2, keepdim=True) + eps))
-    for _ in range(iters - 1):
+    for _ in range(of.sinkhorn_iters - 1):
         for axis in (-1, -2):
             p = at(p / at(at(p, n).sum(axis, keepdim=True) + eps))
     return pre, post, p

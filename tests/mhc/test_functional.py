@@ -100,7 +100,7 @@ def test_options_reach_the_operators():
     weight = randn(fn.size(1), seed=8).abs()
     options = {"sinkhorn_iters": 3, "eps": 1e-3, "norm_eps": 1e-2, "post_mult": 1.5}
     wide = [t.double() for t in (x, fn, scale, base)]
-    expected = equations.coefficients(*wide, iters=3, eps=1e-3, norm_eps=1e-2, post_mult=1.5)
+    expected = equations.coefficients(*wide, **options)
     for y, t in zip(hc_coeffs(x, fn, scale, base, **options), expected, strict=True):
         torch.testing.assert_close(y.double(), t, rtol=0, atol=1e-5)
     plain, weighed = (

@@ -41,10 +41,10 @@ def layer(site, x, f, bias):
     return y, h_res, h_post, streams
 
 
-def written_out(x, fn, pre, post, res, base, f, bias, at=equations.exactly):
+def written_out(x, fn, *tensors, at=equations.exactly):
     """The same by the equations of the test: eps outside the root, merged streams."""
-    x = x.unflatten(-1, (N, -1))
-    scale = torch.cat([pre, post, res])
+    *scales, base, f, bias = tensors
+    x, scale = x.unflatten(-1, (N, -1)), torch.cat(scales)
     h_pre, h_post, h_res = equations.coefficients(x, fn, scale, base, eps_outside=True, at=at)
     streams = equations.expand(at(f + bias), x, h_post, h_res, at)
     return equations.collapse(x, h_pre, at), h_res, h_post, streams.flatten(-2)

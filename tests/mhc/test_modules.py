@@ -139,8 +139,8 @@ def test_a_permutation_as_comb_moves_stream_i_to_its_place(order):
 @pytest.mark.parametrize("token", [0.0, 1e-12, 1.0])
 def test_rows_that_vanish(token, dtype, norm_eps):
     """A token of zeros has the coefficients of its base, and a gradient as large as 1 / sqrt(norm_eps)."""
-    options = {"iters": 4, "norm_eps": norm_eps}
-    module = connection(norm_eps=norm_eps, sinkhorn_iters=4)
+    options = {"sinkhorn_iters": 4, "norm_eps": norm_eps}
+    module = connection(**options)
     tensors, upstream = given(module, 1, dtype=dtype), upstreams(module, 1, dtype=dtype)
     tensors[0].mul_(token)
     found = assert_equations(called(module), equations.connection, tensors, upstream, rounded=2, **options)

@@ -7,10 +7,11 @@ import itertools
 import pytest
 import torch
 from autograd_calls import assert_equal
+from hc_boundaries import boundary as seam
 from hc_boundaries import boundary_inputs
 from launches import OPERATORS, kernels_on_cpu
 
-from helion_sinkhorn import Out, hc_boundary, hc_post, hc_site, nn
+from helion_sinkhorn import Out, hc_post, hc_site, nn
 from helion_sinkhorn.ops.mhc.post import api as post_api
 from helion_sinkhorn.ops.mhc.site import crossing
 
@@ -22,13 +23,6 @@ def _kernels(request, monkeypatch):
     where = request.node.callspec.params.get("where") if hasattr(request.node, "callspec") else None
     if where == "kernels":
         kernels_on_cpu(monkeypatch, OPERATORS)
-
-
-def seam(given, own, **options):
-    """hc_boundary of `boundary_inputs`, with its own weights or the previous site's."""
-    f, x, post, comb, fn, scale, base, bias, weights = given
-    before = None if own else weights
-    return hc_boundary(f, x, post, comb, before, fn, scale, base, 3, bias=bias, **options)
 
 
 def inputs(*lead, n=4, c=24, dtype=torch.bfloat16):
@@ -48,9 +42,9 @@ def test_a_boundary_writes_the_same_bits(where, n, own, norm):
     """One pass over the streams, and parts for their own weights and for five streams."""
     given = inputs(2, 3, n=n)
     options = {"y_norm_weight": torch.rand(24)} if norm else {}
-    expected = seam(given, own, **options)
+    expected = seam(*given, own=own, **options)
     room = Out(*rooms(expected))
-    found = seam(given, own, out=room, **options)
+    found = seam(*given, own=own, out=room, **options)
     assert all(a is b for a, b in zip(found, room, strict=True))
     assert_equal(found, expected)
 
@@ -59,9 +53,9 @@ def test_a_boundary_writes_the_same_bits(where, n, own, norm):
 @pytest.mark.parametrize(("n", "own"), [(4, False), (4, True), (5, False)])
 def test_everything_may_replace_its_argument(where, n, own):
     given = inputs(6, n=n)
-    expected = seam(given, own)
+    expected = seam(*given, own=own)
     _, x, post, comb, *_, weights = given
-    found = seam(given, own, out=Out(None, None if own else weights, post, comb, x))
+    found = seam(*given, own=own, out=Out(None, None if own else weights, post, comb, x))
     assert found.residual is x
     assert found.comb is comb
     assert_equal(found, expected)
@@ -81,7 +75,7 @@ def test_kernels_leave_nothing_to_copy(where, n, monkeypatch):
     given = inputs(6, n=n)
     f, x, post, comb, fn, scale, base, *_ = given
     for own in (False, True):
-        seam(given, own, out=Out(*rooms(seam(given, own))))
+        seam(*given, own=own, out=Out(*rooms(seam(*given, own=own))))
     y, *coefficients, _ = hc_site(x, fn, scale, base)
     hc_site(x, fn, scale, base, out=Out(y, None, *coefficients))
     hc_post(f, x, post, comb, out=x)
@@ -107,9 +101,9 @@ def test_post_and_site(where):
 @WHERE
 def test_merged_streams(where):
     given = inputs(6)
-    expected = seam(given, False)
+    expected = seam(*given, own=False)
     given[1] = given[1].flatten(-2)
-    found = seam(given, False, merged=True, out=Out(residual=given[1]))
+    found = seam(*given, own=False, merged=True, out=Out(residual=given[1]))
     assert found.residual.data_ptr() == given[1].data_ptr()
     assert_equal([*found[:4], given[1]], [*expected[:4], expected.residual.flatten(-2)])
     f, x, post, comb, *_ = inputs(6)
@@ -122,12 +116,12 @@ def test_merged_streams(where):
 def test_no_tokens(where, lead):
     given = inputs(*lead)
     for own in (False, True):
-        expected = seam(given, own, y_norm_weight=torch.rand(24))
+        expected = seam(*given, own=own, y_norm_weight=torch.rand(24))
         assert [t.shape for t in expected] == [
             (*lead, 24), (*lead, 4), (*lead, 4), (*lead, 4, 4), (*lead, 4, 24)
         ]  # fmt: skip
         room = Out(*rooms(expected))
-        found = seam(given, own, y_norm_weight=torch.rand(24), out=room)
+        found = seam(*given, own=own, y_norm_weight=torch.rand(24), out=room)
         assert all(a is b for a, b in zip(found, room, strict=True))
     f, x, post, comb, *_ = given
     assert hc_post(f, x, post, comb, out=x) is x
@@ -161,10 +155,10 @@ def test_autograd_hears_of_it(where):
 
 def test_a_compiler_copies():
     given = inputs(6)
-    expected = seam(given, False)
+    expected = seam(*given, own=False)
     with torch.no_grad():
         found = torch.compile(
-            lambda given, out: seam(given, False, out=out), backend="aot_eager", fullgraph=True
+            lambda given, out: seam(*given, own=False, out=out), backend="aot_eager", fullgraph=True
         )(given, Out(residual=given[1]))
     assert found.residual.data_ptr() == given[1].data_ptr()
     assert_equal(found, expected)
@@ -205,7 +199,7 @@ def test_what_is_refused(what):
     given = f, x, post, comb, fn, scale, base, bias, weights
     before = [t.clone() for t in given]
     with pytest.raises(error, match=text):
-        seam(given, False, out=make())
+        seam(*given, own=False, out=make())
     assert_equal(given, before)
 
 
@@ -215,7 +209,7 @@ def test_streams_that_overlap_but_are_not_the_same():
     memory[:6] = x
     given = f, memory[:6], post, comb, fn, scale, base, bias, weights
     with pytest.raises(ValueError, match=r"out\.residual overlaps x; pass x itself, or memory of its own"):
-        seam(given, False, out=Out(residual=memory[1:]))
+        seam(*given, own=False, out=Out(residual=memory[1:]))
 
 
 def test_a_site_makes_neither_pre_nor_streams():
@@ -227,7 +221,7 @@ def test_a_site_makes_neither_pre_nor_streams():
 
 
 def test_every_pair_of_results_must_lie_apart():
-    expected = seam((f, x, post, comb, fn, scale, base, bias, weights), False)
+    expected = seam(f, x, post, comb, fn, scale, base, bias, weights)
     memory = torch.empty(6 * 4 * 24 * 4, dtype=torch.uint8)
     for pair in itertools.combinations(Out._fields, 2):
         views = {}
@@ -235,4 +229,4 @@ def test_every_pair_of_results_must_lie_apart():
             like = getattr(expected, name)
             views[name] = memory[: like.numel() * like.element_size()].view(like.dtype).view(like.shape)
         with pytest.raises(ValueError, match="overlaps out"):
-            seam((f, x, post, comb, fn, scale, base, bias, weights), False, out=Out(**views))
+            seam(f, x, post, comb, fn, scale, base, bias, weights, out=Out(**views))

@@ -100,7 +100,8 @@ def seam(d, update, weights, weight, at=exactly):
     """(streams, pre, post, comb, u) of the equations, in the servers' order of constants."""
     rms_eps, pre_eps, eps, post_mult, iters = CONSTANTS
     x = equations.expand(d.x, d.residual, d.post[..., 0], d.comb, at) if update else d.residual
-    pre, post, comb = equations.coefficients(x, d.fn, d.scale, d.base, iters, eps, rms_eps, post_mult, at=at)
+    options = {"sinkhorn_iters": iters, "eps": eps, "norm_eps": rms_eps, "post_mult": post_mult}
+    pre, post, comb = equations.coefficients(x, d.fn, d.scale, d.base, at, **options)
     pre = pre - eps + pre_eps
     y = equations.collapse(x, pre if weights is None else weights, at)
     return x, pre, post, comb, y if weight is None else normed(y, weight, at)

@@ -81,7 +81,7 @@ def test_both_are_the_equations(kind, n, c, iters, dtype):
     their, our = pair(kind, n, c, iters)
     fn, base, scale = their.state_dict().values()
     tensors = randn(2, 3, n, c, seed=9, dtype=dtype), fn, scale, base
-    options = {"norm_eps": 1e-5, **({"iters": iters} if kind == "connection" else {})}
+    options = {"norm_eps": 1e-5, **({"sinkhorn_iters": iters} if kind == "connection" else {})}
     equation = getattr(equations, kind)
     results = equation(*tensors, **options)
     upstream = [randn(*y.shape, seed=10 + k) for k, y in enumerate(results)]

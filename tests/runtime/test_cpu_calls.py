@@ -13,8 +13,10 @@ from helion_sinkhorn.ops.mhc.mixes import eager as hc_mixes
 from helion_sinkhorn.ops.mhc.post import eager as hc_post
 from helion_sinkhorn.ops.mhc.pre import eager as hc_pre
 from helion_sinkhorn.ops.mhc.split import eager as hc_split
+from helion_sinkhorn.ops.mhc.split.options import CoefficientGradients, SplitOptions
 from helion_sinkhorn.ops.sinkhorn import eager as sinkhorn
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
+from helion_sinkhorn.runtime.updates import Update
 
 
 class Count(TorchDispatchMode):
@@ -67,7 +69,8 @@ def of_streams(name, n, tokens=1):
         randn(n * n + 2 * n),
         randn(tokens, n * n + 2 * n),
     )
-    rows, how = x.flatten(1), (n, 20, 1e-6, 2.0, 1e-6, 0.0, "io")
+    rows, how = x.flatten(1), SplitOptions(n, 20, 1e-6, 2.0, 1e-6, 0.0, "io")
+    update, upstream = Update(f, x, post, comb), CoefficientGradients(post, post, comb)
     norms = hc_mixes.forward(rows, fn, 1e-6, False)[1]
     return {
         "hc_pre": (
@@ -77,8 +80,8 @@ def of_streams(name, n, tokens=1):
             (x, post),
         ),
         "hc_post": (
-            lambda: hc_post.forward(f, x, post, comb, None, "io"),
-            lambda: hc_post.backward(x, f, x, post, comb, None, "io"),
+            lambda: hc_post.forward(update, "io"),
+            lambda: hc_post.backward(x, update, "io"),
             reference.hc_post,
             (f, x, post, comb),
         ),
@@ -89,8 +92,8 @@ def of_streams(name, n, tokens=1):
             (rows, fn),
         ),
         "hc_split_sinkhorn": (
-            lambda: hc_split.forward(mixes, scale, base, *how, torch.float32),
-            lambda: hc_split.backward(post, post, comb, mixes, scale, base, *how),
+            lambda: hc_split.forward(mixes, scale, base, how, torch.float32),
+            lambda: hc_split.backward(upstream, mixes, scale, base, how),
             lambda *given: reference.hc_split_sinkhorn(*given, n),
             (mixes, scale, base),
         ),

@@ -13,6 +13,7 @@ from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.ops.mhc.split import eager as hc_eager
 from helion_sinkhorn.ops.mhc.split import launch as hc_launch
+from helion_sinkhorn.ops.mhc.split.options import CoefficientGradients, SplitOptions
 from helion_sinkhorn.ops.sinkhorn import eager, launch
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit_eager
 from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
@@ -58,10 +59,11 @@ def test_hc_split_sinkhorn_without_eps(backward):
     """Logits c i j among the mixes; the sums over tokens pass through the largest matrix and are left out."""
     n, x = 4, STEEP["slopes"](4)[::4].flatten(1)
     mixes, scale, base = torch.cat([randn(len(x), 8, seed=0), x], 1), torch.ones(3), torch.zeros(24)
-    gates = randn(2, len(x), n, seed=2)
+    gates, options = randn(2, len(x), n, seed=2), SplitOptions(n, 20, 0.0, 2.0, 0.0, 0.0, "io")
 
     def gradient(dcomb):
-        return backward(*gates, dcomb, mixes, scale, base, n, 20, 0.0, 2.0, 0.0, 0.0, "io")[0][:, 2 * n :]
+        upstream = CoefficientGradients(*gates, dcomb)
+        return backward(upstream, mixes, scale, base, options)[0][:, 2 * n :]
 
     check_scale(gradient, randn(len(x), n, n, seed=1))
 

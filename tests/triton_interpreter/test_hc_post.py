@@ -8,6 +8,7 @@ from hc_streams import post_errors, post_inputs
 
 from helion_sinkhorn.ops.mhc.post import launch
 from helion_sinkhorn.runtime.kernel import Choice
+from helion_sinkhorn.runtime.updates import Update
 
 TOKENS = 5
 GRADIENTS = ("df", "dx", "dpost", "dcomb")
@@ -29,8 +30,8 @@ def choice(kernel):
 @pytest.mark.parametrize(("n", "c", "dtype", "order"), CALLS, ids=str)
 def test_values_and_gradients(n, c, dtype, order):
     inputs = *given, grad = post_inputs(TOKENS, n=n, c=c, dtype=dtype, has_bias=n > 3)
-    out = launch.forward(*given, order, choice(launch.FORWARD))
-    gradients = launch.backward(grad, *given, order, choice=choice(launch.BACKWARD))
+    out = launch.forward(Update(*given), order, choice(launch.FORWARD))
+    gradients = launch.backward(grad, Update(*given), order, choice=choice(launch.BACKWARD))
     errors = post_errors({"out": out, **dict(zip(GRADIENTS, gradients, strict=True))}, *inputs, order)
     assert max(errors.values()) <= 1, errors
 
@@ -38,8 +39,8 @@ def test_values_and_gradients(n, c, dtype, order):
 def test_new_streams_over_the_old():
     """A program reads all streams of its columns before it writes one."""
     f, x, *others, _ = post_inputs(TOKENS, n=3, c=67, dtype=torch.float32)
-    expected = launch.forward(f, x, *others, "oi", choice(launch.FORWARD))
-    assert torch.equal(launch.forward(f, x, *others, "oi", choice(launch.FORWARD), x), expected)
+    expected = launch.forward(Update(f, x, *others), "oi", choice(launch.FORWARD))
+    assert torch.equal(launch.forward(Update(f, x, *others), "oi", choice(launch.FORWARD), x), expected)
     assert torch.equal(x, expected)
 
 
@@ -47,7 +48,7 @@ def test_new_streams_over_the_old():
 @pytest.mark.parametrize("n", [9, 16])
 def test_gradients_of_programs_that_share_a_token(n):
     inputs = *given, grad = post_inputs(3, n=n, c=20, dtype=torch.bfloat16)
-    found = launch.backward(grad, *given, "io", choice=choice(launch.BACKWARD))
+    found = launch.backward(grad, Update(*given), "io", choice=choice(launch.BACKWARD))
     errors = post_errors(dict(zip(GRADIENTS, found, strict=True)), *inputs)
     assert max(errors.values()) <= 1, errors
 
@@ -57,7 +58,7 @@ def test_defaults_on_other_shapes(shape):
     *lead, n, c = shape
     narrow = torch.bfloat16
     inputs = *given, grad = post_inputs(*lead, n=n, c=c, dtype=narrow, coefficients=narrow)
-    found = {"out": launch.forward(*given, "io")}
-    found |= dict(zip(GRADIENTS, launch.backward(grad, *given, "io"), strict=True))
+    found = {"out": launch.forward(Update(*given), "io")}
+    found |= dict(zip(GRADIENTS, launch.backward(grad, Update(*given), "io"), strict=True))
     errors = post_errors(found, *inputs)
     assert max(errors.values()) <= 1, errors

@@ -16,7 +16,7 @@ from helion_sinkhorn.lab.rounding import worst
 from helion_sinkhorn.lab.site.budget import RESULTS
 from helion_sinkhorn.lab.site.trials import boundary_error, boundary_gradients_error, of_second
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
-from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.out import Out
 from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
@@ -27,6 +27,7 @@ from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_ba
 from helion_sinkhorn.ops.mhc.site.boundary.last import launch as last_launch
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import default_choice
+from helion_sinkhorn.runtime.updates import Update
 
 TOKENS = 67
 """A tile of the default of tokens and a tail."""
@@ -39,12 +40,11 @@ def asked(n, c, tokens=TOKENS, **options):
 
 def results(workload, given, upstream):
     """RESULTS of one element."""
-    (x, fn, scale, base), (dresidual, dy, dpost, dcomb) = given, upstream
-    y, pre, post, comb, mixes, norms = launch.forward(x, fn, scale, base, None, None, *workload.arguments)
-    kept = pre, None, mixes, norms, True
-    dx, dfn, sums, *_ = launch.backward(
-        dresidual, dy, None, dpost, dcomb, x, fn, scale, base, *kept, *workload.arguments
-    )
+    (x, *parameters), (dresidual, dy, dpost, dcomb) = given, upstream
+    site = SiteParameters(*parameters)
+    y, pre, post, comb, *made = launch.forward(x, site, None, workload.arguments)
+    upstream, kept = SiteGradients(dresidual, dy, None, dpost, dcomb), Kept(x, site, pre, *made, own=True)
+    dx, dfn, sums, *_ = launch.backward(upstream, kept, workload.arguments)
     dbase, dscale = sums.split((workload.m, 3))
     return dict(zip(RESULTS, (y, post, comb, dx, dfn, dscale, dbase), strict=True))
 
@@ -87,10 +87,9 @@ def test_boundary(call):
 def test_a_boundary_over_its_arguments():
     """Chunks of columns follow each other, and each is read before it is written."""
     f, x, post, comb, fn, scale, base, _, weights = boundary_inputs(5, n=2, c=300)[0]
-    constants = SiteOptions(2).checked().of_site
-    given = fn, scale, base, None, *constants
-    expected = boundary.forward(f, x, post, comb, None, weights, *given)
-    found = boundary.forward(f, x, post, comb, None, weights, *given, out=Out(None, weights, post, comb, x))
+    given = Update(f, x, post, comb), weights, SiteParameters(fn, scale, base), SiteOptions(2).checked()
+    expected = boundary.forward(*given)
+    found = boundary.forward(*given, out=Out(None, weights, post, comb, x))
     assert found[0] is x
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
@@ -127,11 +126,12 @@ def test_a_token_of_a_boundary_has_the_same_gradients_alone(norm):
     y_weight, factors, *before, _, rows, f, x, post, comb, weights = of_second(call, TOKENS, "cpu")
 
     def gradients(at):
-        of_streams, update = [t[at] for t in before], (f[at], x[at], None, post[at], comb[at], weights[at])
+        update = f[at], x[at], None, post[at], comb[at], weights[at]
+        given = boundary_backward.Given(*(t[at] for t in before), rows, *update)
         kernel = boundary_backward.KERNELS[boundary_backward.SECOND if norm else boundary_backward.BACKWARD]
         behind = (y_weight, factors[at]) if norm else None
         pass_of = boundary_backward.Pass(kernel, call, "io", behind)
-        made = boundary_backward.gradients((*of_streams, rows, *update), pass_of, (True,) * 4 + (not norm,))
+        made = boundary_backward.gradients(given, pass_of, (True,) * 4 + (not norm,))
         return [t for t in made if t is not None]
 
     whole = gradients(slice(None))
@@ -159,7 +159,9 @@ def test_the_norm_of_a_boundary():
     kernel, wanted = boundary_backward.KERNELS[boundary_backward.SECOND], (True,) * 4 + (False,)
     found = []
     for upstream, behind in ((dy, (y_weight, factors)), (of_y, None)):
-        given = dstreams, upstream, g, along, streams, rows, f, x, None, post, comb, weights
+        given = boundary_backward.Given(
+            dstreams, upstream, g, along, streams, rows, f, x, None, post, comb, weights
+        )
         pass_of = boundary_backward.Pass(kernel, call, "io", behind)
         found.append(boundary_backward.gradients(given, pass_of, wanted)[:4])
     for a, b in zip(*found, strict=True):
@@ -172,8 +174,9 @@ def test_the_last_collapse(n, dtype, order, norm):
     """By streams of hc_post's own code, which have the same bits; columns are padded."""
     f, x, post, comb, bias, _ = post_inputs(2, 3, n=n, c=67, dtype=dtype)
     weights, of_norm = post.sigmoid(), torch.linspace(0.5, 1.5, 67) if norm else None
-    streams = post_launch.forward(f, x, post, comb, bias, order)
-    y = last_launch.forward(f, x, post, comb, bias, weights, of_norm, 1e-3, order)
+    update = Update(f, x, post, comb, bias)
+    streams = post_launch.forward(update, order)
+    y = last_launch.forward(update, weights, of_norm, 1e-3, order)
     if norm:
         given = streams, weights, torch.zeros_like(y), of_norm.unsqueeze(0), 1e-3
         assert worst(y, normed_budget.exact(*given)["u"], normed_budget.error_budget(*given)["u"]) <= 1

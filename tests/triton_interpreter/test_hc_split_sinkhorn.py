@@ -14,6 +14,7 @@ from helion_sinkhorn.lab.rounding import worst
 from helion_sinkhorn.lab.split.budget import error_budget, exact
 from helion_sinkhorn.lab.split.workloads import ROWS
 from helion_sinkhorn.ops.mhc.split import launch
+from helion_sinkhorn.ops.mhc.split.options import CoefficientGradients
 from helion_sinkhorn.runtime.kernel import Choice, default_choice
 
 WORKLOADS = {w.name.removeprefix("hc_"): w for w in ROWS if "ci" in w.tags}
@@ -51,7 +52,7 @@ BY_NIGHT = pytest.mark.nightly("interpreted, 8 s; partial sums of padded streams
 def test_coefficients(name):
     workload, inputs, choice = small(name, launch.FORWARD)
     mixes, _, _, _, scale, base = inputs
-    found = launch.forward(mixes, scale[0], base[0], *workload.arguments, torch.float32, choice)
+    found = launch.forward(mixes, scale[0], base[0], workload.arguments, torch.float32, choice)
     check(workload, inputs, **dict(zip(("pre", "post", "comb"), found, strict=True)))
 
 
@@ -60,14 +61,14 @@ def test_coefficients_of_partial_sums(name):
     """The last tile is cut short within every split but the last, where it ends the tensor."""
     workload, inputs, choice = small(name, launch.REDUCED)
     mixes, _, _, _, scale, base = inputs
-    given = *(t.squeeze(1) for t in workload.parts(mixes)), scale[0], base[0]
-    constants = *workload.norm, *workload.arguments, torch.float32, choice
-    *values, of_mixes, norms = launch.forward_reduced(*given, *constants)
+    partials, squares = (t.squeeze(1) for t in workload.parts(mixes))
+    given = scale[0], base[0], workload.arguments, torch.float32, choice
+    *values, of_mixes, norms = launch.forward_reduced(partials, workload.reduce(squares), *given)
     check(workload, inputs, **dict(zip(("pre", "post", "comb"), values, strict=True)))
-    total = functools.reduce(torch.add, given[0])
+    total = functools.reduce(torch.add, partials)
     assert torch.equal(of_mixes, norms[:, :1] * total)
-    tokens_first = (t.movedim(0, 1).contiguous().movedim(1, 0) for t in given[:2])
-    again = launch.forward_reduced(*tokens_first, *given[2:], *constants)
+    partials, squares = (t.movedim(0, 1).contiguous().movedim(1, 0) for t in (partials, squares))
+    again = launch.forward_reduced(partials, workload.reduce(squares), *given)
     assert all(torch.equal(a, b) for a, b in zip(again, (*values, of_mixes, norms), strict=True))
 
 
@@ -75,9 +76,9 @@ def test_coefficients_of_partial_sums(name):
 @pytest.mark.parametrize("name", ["outputs_last", "three_streams"])
 def test_gradients(name):
     workload, inputs, choice = small(name, launch.BACKWARD)
-    mixes, dpre, dpost, dcomb, scale, base = inputs
-    arguments = mixes, scale[0], base[0], *workload.arguments
-    dmixes, sums = launch.backward(dpre, dpost, dcomb, *arguments, choice=choice)
+    mixes, *upstream, scale, base = inputs
+    given = mixes, scale[0], base[0], workload.arguments
+    dmixes, sums = launch.backward(CoefficientGradients(*upstream), *given, choice=choice)
     dbase, dscale = sums.split((mixes.size(-1), 3))
     check(workload, inputs, dmixes=dmixes, dbase=dbase, dscale=dscale)
 
@@ -87,8 +88,9 @@ def test_an_output_that_nothing_used():
     unused = 2
     workload, inputs, choice = small("two_streams", launch.BACKWARD)
     mixes, *gradients, scale, base = inputs
-    given = [None if k == unused else t for k, t in enumerate(gradients)]
-    dmixes, sums = launch.backward(*given, mixes, scale[0], base[0], *workload.arguments, choice=choice)
+    upstream = CoefficientGradients(*(None if k == unused else t for k, t in enumerate(gradients)))
+    given = mixes, scale[0], base[0], workload.arguments
+    dmixes, sums = launch.backward(upstream, *given, choice=choice)
     zeros = [torch.zeros_like(t) if k == unused else t for k, t in enumerate(gradients)]
     dbase, dscale = sums.split((mixes.size(-1), 3))
     check(workload, (mixes, *zeros, scale, base), dmixes=dmixes, dbase=dbase, dscale=dscale)

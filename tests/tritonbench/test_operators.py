@@ -18,6 +18,7 @@ from helion_sinkhorn.lab.split.workloads import HcWorkload
 from helion_sinkhorn.lab.workloads import tagged
 from helion_sinkhorn.ops.mhc.post import eager as post_eager
 from helion_sinkhorn.ops.mhc.pre import eager as pre_eager
+from helion_sinkhorn.runtime.updates import Update
 
 CASES = {
     "dot_compress": (
@@ -142,8 +143,8 @@ def test_every_entry_is_tested(name, dtype, monkeypatch):
     monkeypatch.setattr(parts, "PIECE_ENTRIES", 7 * 4 * 40)
     (case,) = parts.cases(parts.parse(SHAPES[name].split()), dtype)
     *given, grad = parts.inputs(case, "cpu")
-    run, options = (pre_eager, ()) if name == "hc_pre" else (post_eager, (None, "io"))
-    found = [run.forward(*given, *options), *run.backward(grad, *given, *options)]
+    run, of_call = (pre_eager, given) if name == "hc_pre" else (post_eager, (Update(*given), "io"))
+    found = [run.forward(*of_call), *run.backward(grad, *of_call)]
     found = [t for t in found if t is not None]
     assert parts.share_of_budget(case, (*given, grad), found[0], found[1:]) <= 1
     for which in range(len(found)):

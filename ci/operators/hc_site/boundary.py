@@ -16,10 +16,10 @@ from helion_sinkhorn.lab.site.boundary.evidence import (
     PREFIX,
     VALUES,
     bias_of,
+    elements,
     flat,
     named,
     norm_weight_of,
-    ordered,
 )
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 
@@ -61,7 +61,7 @@ def run(
     """The specification in this dtype and autograd, element by element, results rounded once."""
     if not workload.crosses:
         return {}
-    each = [one(workload, places, dtype, *element) for element in zip(*ordered(*given), strict=True)]
+    each = [one(workload, places, dtype, *element) for element in elements(given)]
     found = {name: torch.stack([e[name] for e in each]) for name in each[0]}
     return named({n: flat(n, t).to(budget.dtype_of(workload, n)) for n, t in found.items()})
 

@@ -78,80 +78,64 @@ VALUES = {"normal": _normal, "model": _model, "sparse": _sparse, "peaked": _peak
 """name -> (generator, matrices, m, n) -> update.  model: rows and columns of many magnitudes, some masked,
 some zero; sparse: most entries zero too, and some columns; peaked: entries from 2^-12 to 2^12."""
 
-_SINKGD = {"steps": 10, "zero_row_threshold": 0.0, "scale": "none"}
+_SINKGD = BalanceOptions(steps=10, zero_row_threshold=0.0, scale="none")
 _MODEL = "the embedding and the prediction head of DeepSeek-V4.1"
 _NESTEROV, _PLAIN, _NONE = Average(0.95, True), Average(0.9, False), Average(0.0, False)
 _TABLE = "a shard of the lookup tables of DeepSeek-V4.1"
 _WEIGHT = "a weight of a model trained with SinkGD (arXiv 2502.06742)"
-
-
-def _row(
-    name: str,
-    batch: int,
-    tags: str,
-    source: str,
-    n: int,
-    tokens: int = 1,
-    dtype: torch.dtype = torch.float32,
-    values: str = "model",
-    average: Average | None = None,
-    **settings,
-) -> BalanceWorkload:
-    tagged, options = frozenset(tags.split()), BalanceOptions(**settings)
-    return BalanceWorkload(
-        f"balance_{name}", batch, tagged, source, n, tokens, dtype, values, options, average
-    )
+_balance = BalanceWorkload.named("balance")
 
 
 def _large(
-    m: int, n: int, dtype: torch.dtype, source: str, average: Average | None = None, **settings
+    m: int, n: int, dtype: torch.dtype, source: str, average: Average | None = None, **fields
 ) -> BalanceWorkload:
     step, tags = ("", "tune bench") if average is None else ("step_", "tune")
     name = f"{step}{SHORT[dtype]}_n{n}_b{m}"
-    return _row(name, m, tags, source, n, dtype=dtype, values="normal", average=average, **settings)
+    return _balance(name, m, tags, source, n=n, dtype=dtype, values="normal", average=average, **fields)
 
 
 ROWS = [
     _large(129280, 7168, torch.bfloat16, _MODEL),
     _large(129280, 4096, torch.float32, _MODEL),
     _large(3_000_000, 256, torch.float32, _TABLE),
-    _large(4096, 14336, torch.bfloat16, _WEIGHT, **_SINKGD),
+    _large(4096, 14336, torch.bfloat16, _WEIGHT, settings=_SINKGD),
     _large(129280, 7168, torch.bfloat16, _MODEL, _NESTEROV),
     _large(129280, 4096, torch.float32, _MODEL, _NESTEROV),
     _large(3_000_000, 256, torch.float32, _TABLE, _NESTEROV),
-    _large(4096, 14336, torch.bfloat16, _WEIGHT, _NONE, **_SINKGD),
-    _row("model", 3, "ci", "masked rows and rows of zeros", 64, 99),
-    _row("bf16", 3, "ci", "bfloat16", 130, 75, dtype=torch.bfloat16),
-    _row("fp16", 2, "ci", "half precision", 72, 50, dtype=torch.float16, values="normal"),
-    _row("wide", 1, "ci", "rows that several warps share", 4100, 37),
-    _row("tall", 1, "ci", "several shares of rows", 16, 1031),
-    _row("normal", 2, "ci", "no row is masked", 40, 60, values="normal"),
-    _row("sparse", 2, "ci", "columns of zeros", 48, 90, values="sparse"),
-    _row("peaked", 2, "ci stress", "entries of many magnitudes", 33, 67, values="peaked"),
-    _row("sinkgd", 2, "ci", _WEIGHT, 96, 64, **_SINKGD),
-    _row("columns_first", 2, "ci", "columns first", 20, 45, first="cols"),
-    _row("columns_last", 2, "ci", "a last step of columns", 20, 45, first="cols", steps=3),
-    _row("one_step", 2, "ci", "rows of norm 1", 20, 45, steps=1, scale="none"),
-    _row("eps", 2, "ci", "an eps beside the norms", 24, 40, eps=0.5, values="normal"),
-    _row("two_rows", 2, "ci", "a matrix of two rows", 24, 2, values="normal"),
-    _row("step_model", 3, "ci", "a step with Nesterov's momentum", 64, 99, average=_NESTEROV),
-    _row("step_bf16", 3, "ci", "bfloat16", 130, 75, dtype=torch.bfloat16, average=_NESTEROV),
-    _row("step_fp16", 2, "ci", "half precision", 72, 50, torch.float16, "normal", _NESTEROV),
-    _row("step_average", 2, "ci", "momentum alone", 96, 40, dtype=torch.bfloat16, average=_PLAIN),
-    _row(
-        "step_peaked",
-        2,
-        "ci stress",
-        "entries of many magnitudes",
-        33,
-        67,
-        torch.bfloat16,
-        "peaked",
-        _NESTEROV,
-    ),
-    _row("step_wide", 1, "ci", "rows that several warps share", 4100, 37, average=_NESTEROV),
-    _row("step_plain", 2, "ci", "no momentum, and masked rows", 40, 50, dtype=torch.bfloat16, average=_NONE),
-    _row("step_sinkgd", 2, "ci", _WEIGHT, 96, 64, torch.bfloat16, average=_NONE, **_SINKGD),
-    _row("step_columns_last", 2, "ci", "a last step of columns", 24, 50, average=_PLAIN, steps=4),
-    _row("step_two_rows", 2, "ci", "a matrix of two rows", 24, 2, values="normal", average=_NESTEROV),
-]
+    _large(4096, 14336, torch.bfloat16, _WEIGHT, _NONE, settings=_SINKGD),
+    _balance("model", 3, "ci", "masked rows and rows of zeros", n=64, tokens=99),
+    _balance("bf16", 3, "ci", "bfloat16", n=130, tokens=75, dtype=torch.bfloat16),
+    _balance("fp16", 2, "ci", "half precision", n=72, tokens=50, dtype=torch.float16, values="normal"),
+    _balance("wide", 1, "ci", "rows that several warps share", n=4100, tokens=37),
+    _balance("tall", 1, "ci", "several shares of rows", n=16, tokens=1031),
+    _balance("normal", 2, "ci", "no row is masked", n=40, tokens=60, values="normal"),
+    _balance("sparse", 2, "ci", "columns of zeros", n=48, tokens=90, values="sparse"),
+    _balance("peaked", 2, "ci stress", "entries of many magnitudes", n=33, tokens=67, values="peaked"),
+    _balance("sinkgd", 2, "ci", _WEIGHT, n=96, tokens=64, settings=_SINKGD),
+    _balance("columns_first", 2, "ci", "columns first", n=20, tokens=45,
+             settings=BalanceOptions(first="cols")),
+    _balance("columns_last", 2, "ci", "a last step of columns", n=20, tokens=45,
+             settings=BalanceOptions(first="cols", steps=3)),
+    _balance("one_step", 2, "ci", "rows of norm 1", n=20, tokens=45,
+             settings=BalanceOptions(steps=1, scale="none")),
+    _balance("eps", 2, "ci", "an eps beside the norms", n=24, tokens=40, values="normal",
+             settings=BalanceOptions(eps=0.5)),
+    _balance("two_rows", 2, "ci", "a matrix of two rows", n=24, tokens=2, values="normal"),
+    _balance("step_model", 3, "ci", "a step with Nesterov's momentum", n=64, tokens=99, average=_NESTEROV),
+    _balance("step_bf16", 3, "ci", "bfloat16", n=130, tokens=75, dtype=torch.bfloat16, average=_NESTEROV),
+    _balance("step_fp16", 2, "ci", "half precision", n=72, tokens=50, dtype=torch.float16, values="normal",
+             average=_NESTEROV),
+    _balance("step_average", 2, "ci", "momentum alone", n=96, tokens=40, dtype=torch.bfloat16,
+             average=_PLAIN),
+    _balance("step_peaked", 2, "ci stress", "entries of many magnitudes", n=33, tokens=67,
+             dtype=torch.bfloat16, values="peaked", average=_NESTEROV),
+    _balance("step_wide", 1, "ci", "rows that several warps share", n=4100, tokens=37, average=_NESTEROV),
+    _balance("step_plain", 2, "ci", "no momentum, and masked rows", n=40, tokens=50, dtype=torch.bfloat16,
+             average=_NONE),
+    _balance("step_sinkgd", 2, "ci", _WEIGHT, n=96, tokens=64, dtype=torch.bfloat16, average=_NONE,
+             settings=_SINKGD),
+    _balance("step_columns_last", 2, "ci", "a last step of columns", n=24, tokens=50, average=_PLAIN,
+             settings=BalanceOptions(steps=4)),
+    _balance("step_two_rows", 2, "ci", "a matrix of two rows", n=24, tokens=2, values="normal",
+             average=_NESTEROV),
+]  # fmt: skip

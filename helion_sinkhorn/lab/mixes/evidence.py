@@ -105,14 +105,14 @@ def launches(
         split = launch.split(rows, call, choices.get(launch.SPLIT))
         made = launch.partials(streams, split, call.precision, choices.get(launch.PARTIALS))
         norm = workload.norm_eps, workload.eps_outside
-        mixes, norms = launch.reduce(*made, call, *norm, choices.get(launch.REDUCE))
+        mixes, norms = launch.reduce(made, call, *norm, choices.get(launch.REDUCE))
         return mixes[:, : workload.m].contiguous().view(*lead, workload.m), norms.view(*lead, 2)
 
     def backward(dmixes, x, _, mixes, norms):
         tokens = (launch.several(t.flatten(0, -2), 1) for t in (dmixes, mixes))
         given = launch.upstream(*tokens, norms.flatten(0, -2), call, choices.get(launch.UPSTREAM))
         streams = placed(x.reshape(-1, workload.columns))
-        dx, dfn = launch.gradients(*given, streams.unsqueeze(1), rows, call, choices.get(launch.BACKWARD))
+        dx, dfn = launch.gradients(given, streams.unsqueeze(1), rows, call, choices.get(launch.BACKWARD))
         return dx.view(x.shape), dfn[: workload.m]
 
     return forward, backward
@@ -168,24 +168,12 @@ def parts_and_x(call: MixesCall, batch: int, device: str) -> Tensors:
     return g.to(torch.bfloat16), along, *x_and_fn(call, batch, device)
 
 
-def run_split(call: MixesCall, choice: Choice, fn) -> torch.Tensor:
-    return launch.split(fn, call, choice)
-
-
-def run_partials(call: MixesCall, choice: Choice, x, split) -> Tensors:
-    return launch.partials(x, split, call.precision, choice)
-
-
 def run_reduce(call: MixesCall, choice: Choice, made, squares) -> Tensors:
-    return launch.reduce(made, squares, call, NORM_EPS, False, choice)
-
-
-def run_upstream(call: MixesCall, choice: Choice, dmixes, mixes, norms) -> Tensors:
-    return launch.upstream(dmixes, mixes, norms, call, choice)
+    return launch.reduce(launch.Partials(made, squares), call, NORM_EPS, False, choice)
 
 
 def run_backward(call: MixesCall, choice: Choice, g, along, x, fn) -> Tensors:
-    return launch.gradients(g, along, x.unsqueeze(1), fn, call, choice)
+    return launch.gradients(launch.Upstream(g, along), x.unsqueeze(1), fn, call, choice)
 
 
 EVIDENCE = Evidence(
@@ -205,10 +193,14 @@ EVIDENCE = Evidence(
     public=public,
     by_public=lambda workload, on_gpu: RESULTS if on_gpu else (),
     alone={
-        launch.SPLIT: Alone(fn_alone, run_split),
-        launch.PARTIALS: Alone(x_and_parts, run_partials),
+        launch.SPLIT: Alone(fn_alone, lambda call, choice, fn: launch.split(fn, call, choice)),
+        launch.PARTIALS: Alone(
+            x_and_parts, lambda call, choice, *given: launch.partials(*given, call.precision, choice)
+        ),
         launch.REDUCE: Alone(chunks, run_reduce),
-        launch.UPSTREAM: Alone(mixes_and_gradient, run_upstream),
+        launch.UPSTREAM: Alone(
+            mixes_and_gradient, lambda call, choice, *given: launch.upstream(*given, call, choice)
+        ),
         launch.BACKWARD: Alone(parts_and_x, run_backward),
     },
     fixed=("tokens", "norm_eps", "norm_weight", "eps_outside"),

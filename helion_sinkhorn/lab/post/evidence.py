@@ -24,6 +24,7 @@ from helion_sinkhorn.ops.mhc.site import launch as site
 from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_backward
 from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
+from helion_sinkhorn.runtime.updates import Update
 
 GRADIENTS = ("df", "dx", "dpost", "dcomb")
 BOUNDARY = {
@@ -85,46 +86,41 @@ def truths(workload: HcPostWorkload, f, x, post, comb, grad, bias=None) -> dict[
 
 
 def run(
-    workload: HcPostWorkload,
-    choices: Choices | None,
-    of: Collection[str],
-    f,
-    x,
-    post,
-    comb,
-    grad,
-    bias=None,
+    workload: HcPostWorkload, choices: Choices | None, of: Collection[str], *inputs: torch.Tensor
 ) -> Results:
     """By a call for all elements, which share a bias; dbias from a sum for each."""
+    *tensors, grad = inputs[:5]
+    bias = inputs[5][0] if len(inputs) > 5 else None
+    update = Update(*tensors, bias)
     if choices and choices.keys() & BOUNDARY.keys():
         call = site.call_for(workload.n, workload.c, workload.dtype, "float32")
         forward = functools.partial(pass_over_streams, call, choices)
         backward = functools.partial(pass_back, call, choices)
     else:
         forward, backward = paths(choices, eager, launch)
-    tensors = x, post, comb, None if bias is None else bias[0], workload.comb_order
-    found = {"out": forward(f, *tensors)} if "out" in of else {}
+    found = {"out": forward(update, workload.comb_order)} if "out" in of else {}
     if {*of} - {"out"}:
         # as the operator calls it for the gradient of a bias
-        wide = f if bias is None else f.float()
-        found |= dict(zip(GRADIENTS, backward(grad, wide, *tensors), strict=True))
+        wide = update if bias is None else update._replace(f=update.f.float())
+        found |= dict(zip(GRADIENTS, backward(grad, wide, workload.comb_order), strict=True))
         if "dbias" in of:
             found["dbias"] = torch.stack([gradient_of_bias(df) for df in found["df"]]).unsqueeze(1)
-        found["df"] = found["df"].to(f.dtype)
+        found["df"] = found["df"].to(update.f.dtype)
     return {name: found[name] for name in of}
 
 
-def pass_over_streams(call: site.SiteCall, choices: Choices, f, x, post, comb, bias, order) -> torch.Tensor:
+def pass_over_streams(call: site.SiteCall, choices: Choices, update: Update, order: str) -> torch.Tensor:
     """The new streams by hc_boundary's kernel, whose collapse and projection are ignored."""
-    fn = x.new_zeros((call.mixes.m, call.mixes.columns), dtype=torch.float32)
+    fn = update.x.new_zeros((call.mixes.m, call.mixes.columns), dtype=torch.float32)
     split = boundary.split_of(fn, call)
     choice = choices.get(boundary.FORWARD)
-    return boundary.one_pass(f, x, post, comb, bias, post, split, call, order, choice)[0]
+    return boundary.one_pass(update, update.post, split, call, order, choice)[0]
 
 
-def pass_back(call: site.SiteCall, choices: Choices, grad, f, x, post, comb, bias, order) -> Tensors:
+def pass_back(call: site.SiteCall, choices: Choices, grad, update: Update, order: str) -> Tensors:
     """(df, dx, dpost, dcomb): the new streams' gradient is grad, as nothing comes back through a collapse."""
-    like, bias = (f, x, post, comb), None if bias is None else bias.contiguous()
+    *like, bias = update
+    bias = None if bias is None else bias.contiguous()
     # the tokens of all elements one after the other
     grad, f, x, post, comb = (t.flatten(0, 1).contiguous() for t in (grad, *like))
     mixes = call.mixes
@@ -135,7 +131,7 @@ def pass_back(call: site.SiteCall, choices: Choices, grad, f, x, post, comb, bia
     pass_of, together = boundary_backward.Pass(kernel, call, order).as_chosen(x, choices)
     split = boundary_backward.parts_of_fn(fn, call, together)
     along = x.new_zeros((len(x),), dtype=torch.float32)
-    given = grad, None, g, along, x, split, f, x, bias, post, comb, post
+    given = boundary_backward.Given(grad, None, g, along, x, split, f, x, bias, post, comb, post)
     *made, _ = boundary_backward.gradients(given, pass_of, (True,) * 4 + (not second,), choices)
     return tuple(t.view(to.shape) for t, to in zip(made, like, strict=True))
 

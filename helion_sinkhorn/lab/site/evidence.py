@@ -20,6 +20,7 @@ from helion_sinkhorn.lab.site.boundary.evidence import OF_UPDATE, PREFIX, flat, 
 from helion_sinkhorn.lab.site.budget import RESULTS, dtype_of, evaluated, site_of
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.lab.truth import Truth
+from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteParameters
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
 from helion_sinkhorn.ops.mhc.site import launch
 from helion_sinkhorn.ops.mhc.site.api import hc_site
@@ -29,6 +30,7 @@ from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
 from helion_sinkhorn.ops.mhc.site.boundary.last import launch as last
 from helion_sinkhorn.ops.mhc.site.boundary.last import space as last_space
 from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
+from helion_sinkhorn.runtime.updates import Update
 
 OF_TOKENS = ("y", "post", "comb", "dx")
 VALUES, SUMS = OF_TOKENS[:3], ("dfn", "dscale", "dbase")
@@ -137,15 +139,14 @@ def by_calls(compute: Callable[..., Results], of: Collection[str], *everything: 
 def launched(
     w: HcSiteWorkload, choices: Choices, of: Collection[str], x, dresidual, dy, dpost, dcomb, *parameters
 ) -> Results:
-    y, pre, post, comb, mixes, norms = launch.forward(x, *parameters, None, None, *w.arguments)
+    site = SiteParameters(*parameters)
+    y, pre, post, comb, *made = launch.forward(x, site, None, w.arguments)
     found = {"y": y, "post": post, "comb": comb}
     if {*of} <= {*VALUES}:
         return found
-    dresidual, dy, *upstream = upstream_of(w, dresidual, dy, dpost, dcomb)
-    dx, dfn, sums, *_ = launch.backward(
-        dresidual, dy, None, *upstream, x, *parameters, pre, None, mixes, norms, True, *w.arguments,
-        choices=choices,
-    )  # fmt: skip
+    dresidual, dy, dpost, dcomb = upstream_of(w, dresidual, dy, dpost, dcomb)
+    upstream, kept = SiteGradients(dresidual, dy, None, dpost, dcomb), Kept(x, site, pre, *made, own=True)
+    dx, dfn, sums, *_ = launch.backward(upstream, kept, w.arguments, choices=choices)
     dbase, dscale = sums.split((w.m, 3))
     return found | {"dx": dx, "dfn": dfn, "dscale": dscale, "dbase": dbase}
 
@@ -158,21 +159,20 @@ def crossed(
     hc_post's row tests how they mix streams.  The collapse takes the coefficients that hc_site makes of x; dx
     is the gradient of the old streams.
     """
-    _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, None, *w.arguments)
+    site = SiteParameters(*parameters)
+    _, pre, _, _, *made = launch.forward(x, site, None, w.arguments)
     identity = torch.eye(w.n, device=x.device).expand_as(dcomb)
-    update = torch.zeros_like(dy), x, dpost, identity
+    update = Update(torch.zeros_like(dy), x, dpost, identity)
     found = {}
     if {*of} & {*VALUES}:
-        norm = crossing.norm_for(choices, w, x.device)
-        _, y, _, post, comb, *_ = boundary.forward(
-            *update, None, pre, *parameters, norm, *w.arguments, choices=choices
-        )
+        normed = site._replace(y_norm_weight=crossing.norm_for(choices, w, x.device))
+        _, y, _, post, comb, *_ = boundary.forward(update, pre, normed, w.arguments, choices)
         found = {"y": y, "post": post, "comb": comb}
     if {*of} <= {*VALUES}:
         return found
     _, dpre = pre_launch.backward(dy, x, pre)
-    kept = *update, pre, *parameters, None, x, mixes, norms
-    asked = ways.Asked((dresidual, dy, dpre, dpost, dcomb), kept, None, False, w.arguments)
+    upstream, kept = SiteGradients(dresidual, dy, dpre, dpost, dcomb), Kept(x, site, pre, *made, own=False)
+    asked = ways.Asked(upstream, update, kept, w.arguments)
     _, dx, _, _, dfn, *_ = ways.in_one_pass(asked, choices)
     return found | {"dx": dx, "dfn": dfn}
 

@@ -15,7 +15,7 @@ from helion_sinkhorn.lab.site.boundary.backward import budget as of_boundary_gra
 from helion_sinkhorn.lab.site.boundary.trials import JUDGED_TOKENS, last_error, norm_error, of_last, run_last
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
-from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
 from helion_sinkhorn.ops.mhc.site import launch
@@ -28,6 +28,7 @@ from helion_sinkhorn.ops.mhc.site.boundary.last.launch import LAST
 from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS, chunk_of
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice
+from helion_sinkhorn.runtime.updates import Update
 
 
 def of_collapse(call: SiteCall, batch: int, device: str) -> Tensors:
@@ -50,17 +51,14 @@ def run_weights(call: SiteCall, choice: Choice, dy, x, weights) -> torch.Tensor:
     return made[1]
 
 
-def run_backward(call: SiteCall, choice: Choice, g, along, fn, dresidual, dy, x, weights) -> Tensors:
-    others = dresidual, dy, weights
-    return mixes_launch.gradients(g, along, x, fn, call, choice, others, launch.KERNELS[launch.BACKWARD])
+def run_backward(call: SiteCall, choice: Choice, *operands: torch.Tensor) -> Tensors:
+    g, along, fn, dresidual, dy, x, weights = operands
+    given, others = mixes_launch.Upstream(g, along), mixes_launch.Others(dresidual, dy, weights)
+    return mixes_launch.gradients(given, x, fn, call, choice, others, launch.KERNELS[launch.BACKWARD])
 
 
 def fn_alone(call: SiteCall, batch: int, device: str) -> Tensors:
     return noise(device, "float32", (call.mixes.m, call.mixes.columns))
-
-
-def run_split(call: SiteCall, choice: Choice, fn) -> torch.Tensor:
-    return boundary.split_of(fn, call, choice)
 
 
 def of_boundary(call: SiteCall, batch: int, device: str) -> Tensors:
@@ -72,7 +70,8 @@ def of_boundary(call: SiteCall, batch: int, device: str) -> Tensors:
 
 
 def run_boundary(call: SiteCall, choice: Choice, f, x, post, comb, weights, split) -> Tensors:
-    return boundary.one_pass(f, x, post, comb, None, weights, split, call, "io", choice)
+    streams, y, sums = boundary.one_pass(Update(f, x, post, comb), weights, split, call, "io", choice)
+    return streams, y, *sums
 
 
 def of_boundary_backward(call: SiteCall, batch: int, device: str) -> Tensors:
@@ -84,24 +83,11 @@ def of_boundary_backward(call: SiteCall, batch: int, device: str) -> Tensors:
     return dstreams, dy, g, along, streams, split, by_stream, f, x, post, comb, weights
 
 
-def run_boundary_backward(
-    call: SiteCall,
-    choice: Choice,
-    dstreams,
-    dy,
-    g,
-    along,
-    streams,
-    split,
-    by_stream,
-    f,
-    x,
-    *coefficients,
-    norm=None,
-) -> Tensors:
+def run_boundary_backward(call: SiteCall, choice: Choice, *operands: torch.Tensor, norm=None) -> Tensors:
+    *before, split, by_stream, f, x, post, comb, weights = operands
     variant = dict(choice.variant)
     rows = split if variant.get("together") else by_stream
-    given = dstreams, dy, g, along, streams, rows, f, x, None, *coefficients
+    given = boundary_backward.Given(*before, rows, f, x, None, post, comb, weights)
     kernel = boundary_backward.KERNELS[choice.kernel]
     pass_of = boundary_backward.Pass(kernel, call, "io", norm, variant.get("again", False))
     made = boundary_backward.one_pass(given, pass_of, (True, True, True, True, norm is None), choice)
@@ -135,10 +121,6 @@ def of_projection(call: SiteCall, batch: int, device: str) -> Tensors:
     return g, streams
 
 
-def run_projection(call: SiteCall, choice: Choice, g, streams) -> torch.Tensor:
-    return boundary_backward.projection(g, streams, call, choice)
-
-
 def workload_of(call: SiteCall, tokens: int) -> HcSiteWorkload:
     """A workload of this call."""
     return HcSiteWorkload(*TRIED, call.n, call.columns, tokens, getattr(torch, call.dtype), call.precision)
@@ -164,12 +146,12 @@ def boundary_error(call: SiteCall, choice: Choice, device: str) -> float:
     workload, inputs = judged(call)
     x, grad, f, post, comb, fn, *_ = (t[None] for t in inputs)
     weights = post.sigmoid()
-    given = (t[0].to(device) for t in (f, x, post, comb))
+    given = Update(*(t[0].to(device) for t in (f, x, post, comb))), weights[0].to(device)
     names = boundary.SPLIT, boundary.FORWARD
     of_split, of_forward = (choice if choice.kernel == name else None for name in names)
     split = boundary.split_of(fn[0].to(device), call, of_split)
-    streams, y, *sums = boundary.one_pass(*given, None, weights[0].to(device), split, call, "io", of_forward)
-    mixes, _ = mixes_launch.reduce(*sums, call.mixes, workload.norm_eps, workload.eps_outside)
+    streams, y, sums = boundary.one_pass(*given, split, call, "io", of_forward)
+    mixes, _ = mixes_launch.reduce(sums, call.mixes, workload.norm_eps, workload.eps_outside)
     update, stored = (f, x, post, comb, grad), streams[None].cpu()
     collapse = stored, weights, f
     nothing = torch.zeros_like(mixes)[None].cpu()
@@ -193,7 +175,9 @@ def of_finish(call: SiteCall, batch: int, device: str) -> Tensors:
 def run_finish(call: SiteCall, choice: Choice, partials, squares, scale, base, streams, weight) -> Tensors:
     """A launch with the collapse, which takes longer than the norm of a given y."""
     y, options = torch.empty_like(streams[:, 0]), SiteOptions().checked()
-    made = finish.run(partials, squares, scale, base, y, streams, weight, call, options, choice=choice)
+    sums = mixes_launch.Partials(partials, squares)
+    site = SiteParameters(None, scale, base, y_norm_weight=weight)
+    made = finish.run(sums, site, y, streams, call, options, choice=choice)
     return *made, y
 
 
@@ -208,29 +192,27 @@ def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> flo
     """The error of hc_boundary's backward, from the mixes' gradient on, with this choice for one kernel."""
     workload, inputs = judged(call)
     streams, dstreams, dy, post, comb, fn, *_ = inputs
-    weights, f, x = post.sigmoid(), streams[:, 0].flip(0), dstreams.flip(0)
+    weights, update = post.sigmoid(), Update(streams[:, 0].flip(0), dstreams.flip(0), post, comb)
     (dmixes,) = noise("cpu", "float32", (len(streams), call.mixes.m))
-    update = f, x, post, comb, weights
     second = choice.kernel == boundary_backward.SECOND
     if second:
         # with the bits that they have if they are computed again
-        made = post_launch.forward(*(t.to(device) for t in update[:4]), None, "io")
+        made = post_launch.forward(Update(*(t.to(device) for t in update[:4])), "io")
         streams = streams if made.is_meta else made.cpu()
-    limits = of_boundary_gradients.evaluated(workload.of_mixes, dstreams, dy, dmixes, streams, *update, fn)
-    dstreams, dy, dmixes, streams, fn, *update = (
-        t.to(device) for t in (dstreams, dy, dmixes, streams, fn, *update)
-    )
-    f, x, post, comb, weights = update
+    given = dstreams, dy, dmixes, streams, weights, fn
+    limits = of_boundary_gradients.evaluated(workload.of_mixes, update, *given)
+    dstreams, dy, dmixes, streams, weights, fn = (t.to(device) for t in given)
+    f, x, post, comb = (t.to(device) for t in update[:4])
     sums = mixes_launch.partials(streams.flatten(1), mixes_launch.split(fn, call.mixes), call.precision)
-    mixes, norms = mixes_launch.reduce(*sums, call.mixes, workload.norm_eps, workload.eps_outside)
-    g, along = mixes_launch.upstream(dmixes, mixes, norms, call.mixes)
+    mixes, norms = mixes_launch.reduce(sums, call.mixes, workload.norm_eps, workload.eps_outside)
+    projected = mixes_launch.upstream(dmixes, mixes, norms, call.mixes)
     choices = {choice.kernel: choice}
     kernel = boundary_backward.KERNELS[choice.kernel if second else boundary_backward.BACKWARD]
     pass_of, together = boundary_backward.Pass(kernel, call, "io").as_chosen(streams, choices)
     rows = boundary_backward.parts_of_fn(fn, call, together)
-    given = dstreams, dy, g, along, streams, rows, f, x, None, post, comb, weights
+    given = boundary_backward.Given(dstreams, dy, *projected, streams, rows, f, x, None, post, comb, weights)
     *made, dweights = boundary_backward.gradients(given, pass_of, (True,) * 4 + (not second,), choices)
-    dfn = boundary_backward.projection(g, streams, call, choices.get(boundary_backward.PROJECTION))
+    dfn = boundary_backward.projection(projected.g, streams, call, choices.get(boundary_backward.PROJECTION))
     found = dict(zip(of_boundary_gradients.RESULTS, (*made, dfn, dweights), strict=True))
     return max(worst(found[name], *limit) for name, limit in limits.items() if found[name] is not None)
 
@@ -241,36 +223,37 @@ def run_call(workload: HcSiteWorkload, device: str) -> None:
     Where `hc_boundary` has kernels for so many streams, they are launched as well, forward and backward.
     """
     x, fn, weight, scale, base, dresidual, dy, dpost, dcomb = workload.make_inputs(device=device)
-    parameters, constants = (fn if weight is None else fn * weight, scale, base), workload.arguments
-    norm = torch.ones(workload.c, dtype=x.dtype, device=device)
-    for y_weight in (None, norm):
-        _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, y_weight, *constants)
-        kept = pre, y_weight, mixes, norms, True
-        launch.backward(dresidual, dy, None, dpost, dcomb, x, *parameters, *kept, *constants)
+    plain, options = SiteParameters(fn if weight is None else fn * weight, scale, base), workload.arguments
+    sites = plain, plain._replace(y_norm_weight=torch.ones(workload.c, dtype=x.dtype, device=device))
+    for site in sites:
+        _, pre, _, _, *made = launch.forward(x, site, None, options)
+        upstream = SiteGradients(dresidual, dy, None, dpost, dcomb)
+        launch.backward(upstream, Kept(x, site, pre, *made, own=True), options)
     if workload.n > MOST_STREAMS:
         return
     # these gradients have the shapes and dtypes of the sublayer's output and of the coefficients before it
-    update = dy, x, dpost, dcomb
-    streams, *_, mixes, norms = boundary.forward(*update, None, pre, *parameters, None, *constants)
+    update = Update(dy, x, dpost, dcomb)
+    streams, *_, mixes, norms = boundary.forward(update, pre, plain, options)
     for weights in (pre, None):  # a server's, of DeepSeek-V4.1 and of V4
-        boundary.forward(*update, None, weights, *parameters, norm, *constants)
-    upstream, site = (dresidual, dy, pre, dpost, dcomb), (pre, *parameters)
-    for weight in (None, norm):
-        given = *update, *site, weight, streams, mixes, norms
-        ways.backward(ways.Asked(upstream, given, None, False, constants))
+        boundary.forward(update, weights, sites[1], options)
+    for site in sites:
+        kept = Kept(streams, site, pre, mixes, norms, own=False)
+        ways.backward(ways.Asked(upstream._replace(dpre=pre), update, kept, options))
 
 
 ALONE = {
     launch.WEIGHTS: Alone(of_collapse, run_weights),
     launch.BACKWARD: Alone(of_streams, run_backward),
-    boundary.SPLIT: Alone(fn_alone, run_split),
+    boundary.SPLIT: Alone(fn_alone, lambda call, choice, fn: boundary.split_of(fn, call, choice)),
     boundary.FORWARD: Alone(of_boundary, run_boundary),
     boundary.FINISH: Alone(of_finish, run_finish),
     LAST: Alone(of_last, run_last),
     boundary_backward.BACKWARD: Alone(of_boundary_backward, run_boundary_backward),
     boundary_backward.SECOND: Alone(of_second, run_second),
     boundary_backward.SUMS: Alone(of_sums, run_sums),
-    boundary_backward.PROJECTION: Alone(of_projection, run_projection),
+    boundary_backward.PROJECTION: Alone(
+        of_projection, lambda call, choice, *given: boundary_backward.projection(*given, call, choice)
+    ),
 }
 ERRORS = {
     launch.WEIGHTS: weights_error,

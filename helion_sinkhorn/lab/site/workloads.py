@@ -11,6 +11,7 @@ from helion_sinkhorn.lab.draws import draws, normal, uniform, unused_zero
 from helion_sinkhorn.lab.mixes.workloads import VALUES, MixesWorkload
 from helion_sinkhorn.lab.row import BENCH, Row
 from helion_sinkhorn.lab.split.workloads import PARAMETERS, HcWorkload
+from helion_sinkhorn.ops.mhc.options import SiteOptions
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,9 @@ class HcSiteWorkload(Row):
         }  # fmt: skip
 
     @property
-    def arguments(self) -> tuple[object, ...]:
-        """The constants as the operators take them."""
-        pre_eps = self.eps if self.pre_eps is None else self.pre_eps
-        constants = self.n_iters, self.eps, self.norm_eps, self.post_mult, pre_eps, self.post_eps
-        return *constants, self.comb_order, self.precision, self.eps_outside
+    def arguments(self) -> SiteOptions:
+        """The options as launches take them."""
+        return SiteOptions(**self.options).checked()
 
     @property
     def of_mixes(self) -> MixesWorkload:

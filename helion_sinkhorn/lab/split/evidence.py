@@ -23,7 +23,7 @@ from helion_sinkhorn.lab.split.workloads import HcWorkload
 from helion_sinkhorn.lab.truth import Peer, Systematic, Truth, bias, largest_error, spread
 from helion_sinkhorn.ops.mhc.split import eager, launch, reference
 from helion_sinkhorn.ops.mhc.split.api import hc_split_sinkhorn
-from helion_sinkhorn.ops.mhc.split.partials import Reduce
+from helion_sinkhorn.ops.mhc.split.options import CoefficientGradients
 from helion_sinkhorn.ops.mhc.split.space import HcCall
 from helion_sinkhorn.ops.sinkhorn.space import TUNED_EPS
 from helion_sinkhorn.runtime.kernel import Choice
@@ -93,17 +93,10 @@ def peer_of_gradient(workload: HcWorkload, exact: torch.Tensor, mixes, *given: t
 
 
 def run(
-    workload: HcWorkload,
-    choices: Choices | None,
-    of: Collection[str],
-    mixes,
-    dpre,
-    dpost,
-    dcomb,
-    scale,
-    base,
+    workload: HcWorkload, choices: Choices | None, of: Collection[str], mixes, *others: torch.Tensor
 ) -> Results:
     """What belongs to tokens by one call for all elements, sums by a call for each."""
+    *gradients, scale, base = others
     if choices is None:
         forward, backward = eager_forward, eager.backward
     else:
@@ -117,8 +110,9 @@ def run(
             found = dict(zip(VALUES, values, strict=True))
         if not {*of} - {*VALUES}:
             return found
-        upstream = given(workload.unused, dpre=dpre[at], dpost=dpost[at], dcomb=dcomb[at])
-        dmixes, sums = backward(*upstream, of_mixes, scale[0], base[0], *workload.arguments)
+        dpre, dpost, dcomb = (t[at] for t in gradients)
+        upstream = CoefficientGradients(*given(workload.unused, dpre=dpre, dpost=dpost, dcomb=dcomb))
+        dmixes, sums = backward(upstream, of_mixes, scale[0], base[0], workload.arguments)
         # tensors of their own, as every result is
         dbase, dscale = (t.clone()[None, None] for t in sums.split((workload.columns, 3)))
         dmixes = dmixes if norms is None else of_partials(workload, dmixes, of_mixes, norms)
@@ -131,29 +125,28 @@ def eager_forward(workload: HcWorkload, mixes, scale, base) -> tuple[torch.Tenso
     """(pre, post, comb, mixes, norms) of the CPU path; norms are None unless there are partial sums."""
     norms = None
     if workload.splits:
-        mixes, norms = eager.reduce(*workload.parts(mixes), *workload.norm)
-    return *eager.forward(mixes, scale, base, *workload.arguments, torch.float32), mixes, norms
+        partials, squares = workload.parts(mixes)
+        mixes, norms = eager.reduce(partials, workload.reduce(squares))
+    return *eager.forward(mixes, scale, base, workload.arguments, torch.float32), mixes, norms
 
 
 def launch_forward(
     choices: Choices, workload: HcWorkload, mixes, scale, base
 ) -> tuple[torch.Tensor | None, ...]:
     """The results of `eager_forward` by a kernel; partial sums have the tokens first, as in hc_mixes."""
-    constants = *workload.arguments, torch.float32
+    given = scale, base, workload.arguments, torch.float32
     if not workload.splits:
-        choice = choices.get(launch.FORWARD)
-        return *launch.forward(mixes, scale, base, *constants, choice), mixes, None
+        return *launch.forward(mixes, *given, choices.get(launch.FORWARD)), mixes, None
     partials, squares = workload.parts(mixes)
     partials = partials.movedim(0, -2).contiguous().movedim(-2, 0)
     squares = squares.movedim(0, -1).contiguous().movedim(-1, 0)
-    choice = choices.get(launch.REDUCED)
-    return launch.forward_reduced(partials, squares, scale, base, *workload.norm, *constants, choice)
+    return launch.forward_reduced(partials, workload.reduce(squares), *given, choices.get(launch.REDUCED))
 
 
 def of_partials(workload: HcWorkload, dmixes, mixes, norms) -> torch.Tensor:
     """The gradient of partial sums and squares, as `make_inputs` has them, from that of the mixes."""
-    size, _, outside = workload.norm
-    dpartials, dsquares = eager.reduce_backward(dmixes, None, mixes, norms, workload.splits, size, outside)
+    w = workload
+    dpartials, dsquares = eager.reduce_backward(dmixes, None, mixes, norms, w.splits, w.size, w.eps_outside)
     return torch.cat([dpartials, dsquares.unsqueeze(-1)], -1).movedim(0, -3).contiguous()
 
 
@@ -162,7 +155,7 @@ def call_public(workload: HcWorkload, empty: Callable[..., torch.Tensor]) -> Non
     mixes, options = empty(*tokens, columns, dtype=workload.dtype), workload.options
     if workload.splits:
         mixes, squares = empty(workload.splits, *tokens, columns), empty(workload.splits, *tokens)
-        options = {**options, "reduce": Reduce(squares, *workload.norm)}
+        options = {**options, "reduce": workload.reduce(squares)}
     hc_split_sinkhorn(mixes, empty(3), empty(columns), implementation="helion", **options)
 
 
@@ -177,8 +170,8 @@ def partials_and_parameters(call: HcCall, batch: int, device: str) -> Tensors:
 
 def run_reduced(call: HcCall, choice: Choice, partials, squares, scale, base) -> Tensors:
     workload = of_call(launch.REDUCED, call, JUDGED_TOKENS)
-    parts = partials.movedim(1, 0), squares.movedim(1, 0), scale, base
-    return launch.forward_reduced(*parts, *workload.norm, *workload.arguments, torch.float32, choice)
+    parts = partials.movedim(1, 0), workload.reduce(squares.movedim(1, 0))
+    return launch.forward_reduced(*parts, scale, base, workload.arguments, torch.float32, choice)
 
 
 EVIDENCE = Evidence(

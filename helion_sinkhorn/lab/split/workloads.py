@@ -9,6 +9,7 @@ import torch
 
 from helion_sinkhorn.lab.draws import SHORT, Draws, draws, normal, unused_zero
 from helion_sinkhorn.lab.row import Row
+from helion_sinkhorn.ops.mhc.split.options import SplitOptions
 from helion_sinkhorn.ops.mhc.split.partials import Reduce
 
 
@@ -60,22 +61,22 @@ class HcWorkload(Row):
         }  # fmt: skip
 
     @property
-    def arguments(self) -> tuple[object, ...]:
+    def arguments(self) -> SplitOptions:
         """The options as the operators take them."""
         pre_eps = self.eps if self.pre_eps is None else self.pre_eps
-        return self.n, self.n_iters, self.eps, self.post_mult, pre_eps, self.post_eps, self.comb_order
+        gates = self.post_mult, pre_eps, self.post_eps
+        return SplitOptions(self.n, self.n_iters, self.eps, *gates, self.comb_order)
 
-    @property
-    def norm(self) -> tuple[int, float, bool]:
-        """The arguments of the norm that the operators take after the squares."""
-        return self.size, self.norm_eps, self.eps_outside
+    def reduce(self, squares: torch.Tensor) -> Reduce:
+        """How partial sums with these squares become mixes."""
+        return Reduce(squares, self.size, self.norm_eps, self.eps_outside)
 
     def given(self, mixes: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
         """(mixes, keywords) of `hc_split_sinkhorn` for `make_inputs`, of one or more elements."""
         if not self.splits:
             return mixes, self.options
         partials, squares = self.parts(mixes)
-        return partials, {**self.options, "reduce": Reduce(squares, *self.norm)}
+        return partials, {**self.options, "reduce": self.reduce(squares)}
 
     def parts(self, mixes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(partial sums, squares), the splits first."""

@@ -1,4 +1,4 @@
-"""The parameters of a site, and its options, which are checked once."""
+"""What travels together at a site: parameters, options, which are checked once, gradients, what is kept."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 from helion_sinkhorn.ops.mhc.mixes.api import check_options
 from helion_sinkhorn.ops.mhc.split.api import check_constants, check_iterations, has_kernels
 from helion_sinkhorn.ops.mhc.split.given import Comb
+from helion_sinkhorn.ops.mhc.split.options import CoefficientGradients, SplitOptions
 from helion_sinkhorn.ops.mhc.streams import check_norm_eps
 from helion_sinkhorn.runtime.checks import as_int
+from helion_sinkhorn.runtime.wanted import Some
 
 
 class SiteParameters(NamedTuple):
@@ -63,7 +65,35 @@ class SiteOptions(NamedTuple):
         """Whether the kernels make a comb with these options."""
         return has_kernels(self.form, self.sinkhorn_iters)
 
+    def of_split(self, n: int) -> SplitOptions:
+        """The options of `hc_split_sinkhorn` for n streams."""
+        gates = self.post_mult, self.pre_eps, self.post_eps
+        return SplitOptions(n, self.sinkhorn_iters, self.eps, *gates, self.comb_order)
+
+
+class SiteGradients(NamedTuple):
+    """The upstream gradients of a site's streams, their collapse and its coefficients; None counts as 0."""
+
+    dstreams: Some
+    dy: Some
+    dpre: Some
+    dpost: Some
+    dcomb: Some
+
     @property
-    def of_split(self) -> tuple[int, float, float, float, float, str]:
-        """The options of `hc_split_sinkhorn`, in the order of its torch operators."""
-        return self.sinkhorn_iters, self.eps, self.post_mult, self.pre_eps, self.post_eps, self.comb_order
+    def of_coefficients(self) -> CoefficientGradients:
+        return CoefficientGradients(*self[2:])
+
+
+class Kept(NamedTuple):
+    """What the kernels of a site's forward took and made that its backward needs."""
+
+    streams: torch.Tensor
+    site: SiteParameters
+    """Without a comb, and with its norm_weight in fn."""
+    weights: torch.Tensor
+    """The weights of the collapse, (..., n)."""
+    mixes: torch.Tensor
+    norms: torch.Tensor
+    own: bool
+    """Whether the weights are the site's own pre, as in V4, whose gradient flows into the mixes."""

@@ -14,6 +14,7 @@ The budget is that of one pass; the parts, which round G, are tested in float32 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -99,8 +100,32 @@ def linear(grad, f, old, post, mixing, order: str) -> dict[str, torch.Tensor]:
     }  # fmt: skip
 
 
+class Inputs(NamedTuple):
+    """The inputs of hc_boundary, of all elements or of one; x is the old streams."""
+
+    x: torch.Tensor
+    dresidual: torch.Tensor
+    dy: torch.Tensor
+    dpost: torch.Tensor
+    dcomb: torch.Tensor
+    fn: torch.Tensor
+    scale: torch.Tensor
+    base: torch.Tensor
+    f: torch.Tensor
+    post: torch.Tensor
+    comb: torch.Tensor
+    weights: torch.Tensor
+    dpre: torch.Tensor
+
+    @classmethod
+    def of_gate(cls, *everything: torch.Tensor) -> Inputs:
+        """The inputs of a boundary among the gate's, where the old streams replace those of hc_site."""
+        _, *site, x, f, post, comb, weights, dpre = everything
+        return cls(x, *site, f, post, comb, weights, dpre)
+
+
 def crossed(workload: HcSiteWorkload, *inputs: torch.Tensor) -> Crossed:
-    """Crossed of x, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre."""
+    """Crossed of `Inputs`."""
     x, *site, f, post, comb, weights, dpre = (t.detach().cpu().double() for t in inputs)
     streams = hc_post(f, x, post, comb, comb_order=workload.comb_order).to(workload.dtype).double()
     return Crossed(workload, streams, *site, f, x, post, comb, weights, dpre)
@@ -118,7 +143,7 @@ def dtype_of(workload: HcSiteWorkload, name: str) -> torch.dtype:
 
 
 def evaluated(workload: HcSiteWorkload, *inputs: torch.Tensor, seed: int = 0) -> dict[str, Exact]:
-    """All of `results_of`, for the arguments of `crossed`; sums over tokens are as in hc_site's budget."""
+    """All of `results_of`, for `Inputs`; sums over tokens are as in hc_site's budget."""
     site = crossed(workload, *inputs)
     made, projection, shape = site.made, site.projection, site.x.shape
     truth = made | site.results(made, projection["mixes"].value)

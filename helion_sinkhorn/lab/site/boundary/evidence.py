@@ -9,21 +9,24 @@ Only the public function gets a bias and a weight of the norm (`apart`), which c
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 
-from helion_sinkhorn.lab.evidence import Choices, Results, Tensors, given, used
+from helion_sinkhorn.lab.evidence import Choices, Results, given, used
 from helion_sinkhorn.lab.mixes.budget import Exact
 from helion_sinkhorn.lab.site.boundary import budget
+from helion_sinkhorn.lab.site.boundary.budget import Inputs
 from helion_sinkhorn.lab.site.budget import Site, systematic
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.lab.truth import Truth, spread
 from helion_sinkhorn.mhc.boundary import hc_boundary
+from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteParameters
 from helion_sinkhorn.ops.mhc.site.boundary import launch
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as backward
 from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
 from helion_sinkhorn.ops.mhc.site.boundary.last import launch as last
+from helion_sinkhorn.runtime.updates import Update
 
 PREFIX = "boundary "
 SUMS, OF_UPDATE = budget.RESULTS[-3:], budget.OF_UPDATE
@@ -70,7 +73,7 @@ def apart(w: HcSiteWorkload, f: torch.Tensor, fn: torch.Tensor) -> tuple[torch.T
 
 def truths(workload: HcSiteWorkload, *inputs: torch.Tensor) -> dict[str, Truth]:
     """The equations in float64."""
-    inputs = ordered(*inputs)
+    inputs = Inputs.of_gate(*inputs)
     dtype_of = functools.partial(budget.dtype_of, workload)
     return named(
         within(budget.evaluated(workload, *inputs), budget.crossed(workload, *inputs), dtype_of, VALUES)
@@ -95,31 +98,27 @@ def within(
     }  # fmt: skip
 
 
-def ordered(x, dresidual, dy, dpost, dcomb, fn, scale, base, old, f, post, comb, weights, dpre) -> Tensors:
-    """The gate's inputs for the budget, where the old streams replace the site's streams."""
-    return old, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre
+def elements(inputs: Sequence[torch.Tensor]) -> Iterator[Inputs]:
+    """The inputs of each element's own call."""
+    return map(Inputs._make, zip(*Inputs.of_gate(*inputs), strict=True))
 
 
-def upstream_of(w: HcSiteWorkload, dresidual, dy, dpre, dpost, dcomb) -> list[torch.Tensor | None]:
+def upstream_of(w: HcSiteWorkload, one: Inputs) -> SiteGradients:
     """The upstream gradients as the operator gets them."""
-    return given(w.unused, dresidual=dresidual, dy=dy, dpre=dpre, dpost=dpost, dcomb=dcomb)
+    of = {name: getattr(one, name) for name in ("dresidual", "dy", "dpre", "dpost", "dcomb")}
+    return SiteGradients(*given(w.unused, **of))
 
 
 def public(workload: HcSiteWorkload, of: Collection[str], *inputs: torch.Tensor) -> Results:
     """The results by the public function and autograd, with a call for each element."""
-    each = [one_public(workload, of, *element) for element in zip(*ordered(*inputs), strict=True)]
-    return stacked(each, of)
+    return stacked([one_public(workload, of, one) for one in elements(inputs)], of)
 
 
-def one_public(
-    w: HcSiteWorkload, of: Collection[str],
-    old, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre,
-) -> Results:  # fmt: skip
-    leaves = {"f": f, "x": old, "post": post, "comb": comb, "pre_next": weights, "fn": fn,
-              "scale": scale, "base": base}  # fmt: skip
-    norm_weight = None
+def one_public(w: HcSiteWorkload, of: Collection[str], one: Inputs) -> Results:
+    leaves = {name: getattr(one, name) for name in ("f", "x", "post", "comb", "fn", "scale", "base")}
+    leaves["pre_next"], norm_weight = one.weights, None
     if w.every_argument:
-        leaves["f"], leaves["fn"], leaves["bias"], norm_weight = apart(w, f, fn)
+        leaves["f"], leaves["fn"], leaves["bias"], norm_weight = apart(w, one.f, one.fn)
     if w.own_weights:
         del leaves["pre_next"]
     leaves = {k: t.detach().requires_grad_() for k, t in leaves.items()}
@@ -129,9 +128,8 @@ def one_public(
     found = dict(zip(VALUES, (t.detach() for t in results), strict=True))
     if {*of} <= {*VALUES}:
         return found
-    upstream = upstream_of(w, dresidual, dy, dpre, dpost, dcomb)
     # if nothing used the collapse, its weights have no gradient
-    results, upstream = used(results, upstream)
+    results, upstream = used(results, upstream_of(w, one))
     gradients = torch.autograd.grad(results, list(leaves.values()), upstream, materialize_grads=True)
     found |= dict(zip(map(OF_ARGUMENTS.get, leaves), gradients, strict=True))
     if norm_weight is not None:
@@ -141,25 +139,22 @@ def one_public(
 
 def run(workload: HcSiteWorkload, choices: Choices, of: Collection[str], *inputs: torch.Tensor) -> Results:
     """The results by hc_boundary's kernels, with launches for each element."""
-    each = [one_launch(workload, choices, of, *element) for element in zip(*ordered(*inputs), strict=True)]
-    return stacked(each, of)
+    return stacked([one_launch(workload, choices, of, one) for one in elements(inputs)], of)
 
 
-def one_launch(
-    w: HcSiteWorkload, choices: Choices, of: Collection[str],
-    old, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre,
-) -> Results:  # fmt: skip
-    update, site = (f, old, post, comb), (None if w.own_weights else weights, fn, scale, base)
-    norm = norm_for(choices, w, f.device)
-    made = launch.forward(*update, None, *site, norm, *w.arguments, choices=choices)
+def one_launch(w: HcSiteWorkload, choices: Choices, of: Collection[str], one: Inputs) -> Results:
+    update, site = Update(one.f, one.x, one.post, one.comb), SiteParameters(one.fn, one.scale, one.base)
+    weights = None if w.own_weights else one.weights
+    normed = site._replace(y_norm_weight=norm_for(choices, w, one.f.device))
+    made = launch.forward(update, weights, normed, w.arguments, choices)
     found = dict(zip(VALUES, made, strict=False))
     if last.LAST in choices:
         by = found["pre"] if w.own_weights else weights
-        found["y"] = last.forward(*update, None, by, None, 1e-6, w.comb_order, choices[last.LAST])
+        found["y"] = last.forward(update, by, None, 1e-6, w.comb_order, choices[last.LAST])
     if {*of} <= {*VALUES}:
         return found
-    upstream, kept = upstream_of(w, dresidual, dy, dpre, dpost, dcomb), (*update, *site, None, made[0])
-    asked = ways.Asked(upstream, (*kept, *made[5:]), None, False, w.arguments)
+    kept = Kept(made[0], site, weights, *made[5:], own=False)
+    asked = ways.Asked(upstream_of(w, one), update, kept, w.arguments)
     *of_update, dfn, _, dweights, _ = ways.in_one_pass(asked, choices)
     if "dy" in w.unused.split():
         dweights = torch.zeros_like(weights)

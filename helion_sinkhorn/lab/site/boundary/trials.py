@@ -13,6 +13,7 @@ from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.site.boundary.last import launch as last
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice
+from helion_sinkhorn.runtime.updates import Update
 
 JUDGED_TOKENS = 16
 
@@ -25,7 +26,8 @@ def of_last(call: SiteCall, batch: int, device: str) -> Tensors:
 
 
 def run_last(call: SiteCall, choice: Choice, f, x, post, comb, weights, norm) -> torch.Tensor:
-    return last.forward(f, x, post, comb, None, weights, norm, SiteOptions().y_norm_eps, "io", choice)
+    given = Update(f, x, post, comb), weights, norm, SiteOptions().y_norm_eps, "io"
+    return last.forward(*given, choice)
 
 
 def last_error(call: SiteCall, choice: Choice, device: str) -> float:
@@ -33,7 +35,7 @@ def last_error(call: SiteCall, choice: Choice, device: str) -> float:
     operands = of_last(call, JUDGED_TOKENS, device)
     u = run_last(call, choice, *operands)
     *update, weights, norm = operands
-    streams = post_launch.forward(*update, None, "io")
+    streams = post_launch.forward(Update(*update), "io")
     return norm_error(u, streams, weights, norm)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,6 +24,41 @@ LAYOUT = "rows"
 """The name that `prepare` gives the layout of parts that SPLIT writes."""
 SHARE = 64
 """The tokens of a share are a multiple of it, so that no compiled program depends on their number."""
+
+
+class Partials(NamedTuple):
+    """Partial sums of a projection in float32, over CHUNK columns each."""
+
+    products: torch.Tensor
+    """(T, splits, M)."""
+    squares: torch.Tensor
+    """(T, splits), of the entries of x."""
+
+
+class Upstream(NamedTuple):
+    """What the backward takes for the gradient of the mixes."""
+
+    g: torch.Tensor
+    """(T, parts, M) in bfloat16."""
+    along: torch.Tensor
+    """(T,), the factor of x that the norm adds to dx."""
+
+
+class Others(NamedTuple):
+    """The other gradients of x that dx is the sum of, and where it goes."""
+
+    dresidual: Some = None
+    """(T, n, C)."""
+    dy: Some = None
+    """(T, C), the gradient of the collapse of x by `weights`."""
+    weights: Some = None
+    dtype: torch.dtype | None = None
+    """The dtype of dx; None for the dtype of x."""
+    into: Some = None
+    """Contiguous memory for dx, maybe of dresidual: a kernel reads an entry before it writes it."""
+
+
+NO_OTHERS = Others()
 
 
 def partials_facts(chosen: Chosen, call: MixesCall, precision: str) -> tuple[Any, ...]:
@@ -88,32 +123,25 @@ def several(x: torch.Tensor, axis: int) -> torch.Tensor:
     return torch.cat([x, torch.zeros_like(x)], axis)
 
 
-def partials(
-    x: torch.Tensor, split: torch.Tensor, precision: str, choice: Choice | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(partials (T, splits, M), squares (T, splits)) of x (T, K) over CHUNK columns each, in float32."""
+def partials(x: torch.Tensor, split: torch.Tensor, precision: str, choice: Choice | None = None) -> Partials:
+    """Partial sums for x (T, K) and the parts of fn that SPLIT makes."""
     tokens, columns = x.shape
     m, splits = split.size(0), -(-columns // CHUNK)
-    made = x.new_empty((tokens, splits, m), dtype=torch.float32)
-    squares = x.new_empty((tokens, splits), dtype=torch.float32)
+    products = x.new_empty((tokens, splits, m), dtype=torch.float32)
+    made = Partials(products, x.new_empty((tokens, splits), dtype=torch.float32))
     call = call_for(m, columns, x.dtype, precision)
-    launch(KERNELS[PARTIALS], call, (x, split, made, squares), precision, batch=tokens, choice=choice)
-    return made, squares
+    launch(KERNELS[PARTIALS], call, (x, split, *made), precision, batch=tokens, choice=choice)
+    return made
 
 
 def reduce(
-    made: torch.Tensor,
-    squares: torch.Tensor,
-    call: MixesCall,
-    norm_eps: float,
-    eps_outside: bool,
-    choice: Choice | None = None,
+    made: Partials, call: MixesCall, norm_eps: float, eps_outside: bool, choice: Choice | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(mixes (T, M), norms (T, 2)) from partials and squares."""
-    tokens, splits, m = made.shape
-    mixes, norms = made.new_empty((tokens, m)), made.new_empty((tokens, 2))
+    """(mixes (T, M), norms (T, 2)) from partial sums."""
+    tokens, splits, m = made.products.shape
+    mixes, norms = made.products.new_empty((tokens, m)), made.products.new_empty((tokens, 2))
     values = splits, call.columns, norm_eps, eps_outside
-    launch(KERNELS[REDUCE], call, (made, squares, mixes, norms), *values, batch=tokens, choice=choice)
+    launch(KERNELS[REDUCE], call, (*made, mixes, norms), *values, batch=tokens, choice=choice)
     return mixes, norms
 
 
@@ -122,8 +150,8 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(mixes (..., M), norms (..., 2)); the contract is api.hc_mixes's."""
     m, lead = len(fn), leading(x, fn)
-    *made, call = projected(x, fn, precision)
-    mixes, norms = reduce(*made, call, norm_eps, eps_outside)
+    made, call = projected(x, fn, precision)
+    mixes, norms = reduce(made, call, norm_eps, eps_outside)
     return mixes[:, :m].contiguous().view(*lead, m), norms.view(*lead, 2)
 
 
@@ -134,25 +162,21 @@ def prenorm(
 
     REDUCE adds the chunks in their order, with the squares as one more row and a norm of 1 / (0 + 1) = 1.
     """
-    made, squares, call = projected(x, fn, precision)
-    rows = torch.cat([made, squares.unsqueeze(-1)], -1)
-    wider = call_for(rows.size(-1), call.columns, x.dtype, precision)
-    sums, _ = reduce(rows, torch.zeros_like(squares), wider, 1.0, True)
+    (products, squares), call = projected(x, fn, precision)
+    rows = Partials(torch.cat([products, squares.unsqueeze(-1)], -1), torch.zeros_like(squares))
+    wider = call_for(rows.products.size(-1), call.columns, x.dtype, precision)
+    sums, _ = reduce(rows, wider, 1.0, True)
     product.copy_(sums[:, : len(fn)])
     torch.div(sums[:, -1], call.columns, out=q)
 
 
-def projected(
-    x: torch.Tensor, fn: torch.Tensor, precision: str
-) -> tuple[torch.Tensor, torch.Tensor, MixesCall]:
-    """The results of `partials` for x (..., K) or (..., n, C) and fn (M, K), and the call."""
+def projected(x: torch.Tensor, fn: torch.Tensor, precision: str) -> tuple[Partials, MixesCall]:
+    """`partials` of x (..., K) or (..., n, C) and fn (M, K), and the call."""
     call = call_for(len(fn), fn.size(1), x.dtype, precision)
-    return *sums(x, fn, call, precision), call
+    return sums(x, fn, call, precision), call
 
 
-def sums(
-    x: torch.Tensor, fn: torch.Tensor, call: MixesCall, precision: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+def sums(x: torch.Tensor, fn: torch.Tensor, call: MixesCall, precision: str) -> Partials:
     """`partials` of x (..., K) or (..., n, C) and fn (M, K), by two launches."""
     columns = x.size(-1)
     if columns != call.columns and x.stride(-2) == 0 and columns % CHUNK == 0:
@@ -168,17 +192,15 @@ def sums(
     return partials(placed(x.reshape(-1, call.columns)), parts, precision)
 
 
-def _sums_of_copies(
-    x: torch.Tensor, split: torch.Tensor, precision: str, n: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _sums_of_copies(x: torch.Tensor, split: torch.Tensor, precision: str, n: int) -> Partials:
     """`partials` of n streams that are all equal to x (T, C): x is read once, and the bits are the same.
 
     A chunk of K lies within one stream.  So `split` gets a row for each row of fn and each stream, and the
     sums of their chunks are brought into the order of K.
     """
-    made, squares = partials(x, split, precision)
-    by_stream = made.unflatten(2, (-1, n)).permute(0, 3, 1, 2).contiguous()
-    return by_stream.flatten(1, 2), squares.repeat(1, n)
+    products, squares = partials(x, split, precision)
+    by_stream = products.unflatten(2, (-1, n)).permute(0, 3, 1, 2).contiguous()
+    return Partials(by_stream.flatten(1, 2), squares.repeat(1, n))
 
 
 def upstream(
@@ -187,42 +209,34 @@ def upstream(
     norms: torch.Tensor,
     call: MixesCall,
     choice: Choice | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(g (T, parts, M) in bfloat16, along (T,)), which the backward takes for the upstream gradient."""
+) -> Upstream:
+    """What the backward takes for the gradient of mixes (T, M) with these norms."""
     tokens, m = mixes.shape
     g = mixes.new_empty((tokens, call.parts, m), dtype=torch.bfloat16)
-    along = mixes.new_empty((tokens,))
-    tensors = dmixes, mixes, norms, g, along
-    launch(KERNELS[UPSTREAM], call, tensors, call.columns, batch=tokens, choice=choice)
-    return g, along
+    made = Upstream(g, mixes.new_empty((tokens,)))
+    launch(KERNELS[UPSTREAM], call, (dmixes, mixes, norms, *made), call.columns, batch=tokens, choice=choice)
+    return made
 
 
 def gradients(
-    g: torch.Tensor,
-    along: torch.Tensor,
+    given: Upstream,
     x: torch.Tensor,
     fn: torch.Tensor,
     call: Any,
     choice: Choice | None = None,
-    others: tuple[Some, ...] = (None, None, None),
+    others: Others = NO_OTHERS,
     kernel: Kernel = KERNELS[BACKWARD],
-    dtype: torch.dtype | None = None,
     wanted: Sequence[bool] = (True, True),
-    into: torch.Tensor | None = None,
 ) -> tuple[Some, Some]:
     """(dx (T, n, C), dfn (M, n C) in float32) for x (T, n, C) and fn (M, n C), or None if not wanted.
 
-    Args:
-        others: (residual, dy, pre), the other gradients of x (`kernels.hc_mixes_backward`).
-        kernel: a Kernel with this body; `call` is what its config is chosen for.
-        dtype: the dtype of dx; None for the dtype of x.
-        into: contiguous memory for dx, maybe of the residual: a kernel reads an entry before it writes it.
+    `kernel` is one with this body, and `call` what its config is chosen for.
     """
-    (tokens, n, columns), m = x.shape, len(fn)
+    (tokens, n, columns), m, (*beside, dtype, into) = x.shape, len(fn), others
     shares = dict((choice or chosen_for(kernel, call, tokens, x)).variant)["shares"]
     dx = (torch.empty_like(x, dtype=dtype) if into is None else into.view(x.shape)) if wanted[0] else None
     sums = x.new_empty((shares, m, n, columns), dtype=torch.float32) if wanted[1] else None
-    tensors = g, along, x, fn.view(m, n, columns), *others, dx, sums
+    tensors = *given, x, fn.view(m, n, columns), *beside, dx, sums
     values = call.precision, n, columns, shares
     launch(kernel, call, tensors, *values, batch=tokens, choice=choice)
     return dx, None if sums is None else sums.sum(0).view(m, n * columns)
@@ -241,7 +255,7 @@ def backward(
     dmixes, mixes, norms = (flattened(t, 1) for t in (dmixes, mixes, norms))
     call = call_for(len(fn), fn.size(1), x.dtype, precision)
     given = upstream(several(dmixes, 1), several(mixes, 1), norms, call)
-    return _of_rows(*given, x, fn, call, wanted)
+    return _of_rows(given, x, fn, call, wanted)
 
 
 def prenorm_backward(
@@ -256,18 +270,13 @@ def prenorm_backward(
     rows = several(flattened(dproduct, 1), 1)
     call = call_for(len(fn), fn.size(1), x.dtype, precision)
     g, _ = upstream(rows, rows, rows.new_ones(len(rows), 2), call)
-    return _of_rows(g, dsquare.reshape(-1) * (2 / call.columns), x, fn, call, wanted)
+    return _of_rows(Upstream(g, dsquare.reshape(-1) * (2 / call.columns)), x, fn, call, wanted)
 
 
 def _of_rows(
-    g: torch.Tensor,
-    along: torch.Tensor,
-    x: torch.Tensor,
-    fn: torch.Tensor,
-    call: MixesCall,
-    wanted: Sequence[bool],
+    given: Upstream, x: torch.Tensor, fn: torch.Tensor, call: MixesCall, wanted: Sequence[bool]
 ) -> tuple[Some, Some]:
     """`gradients` in the shapes of x (..., K) or (..., n, C) and fn (M, K)."""
     rows = placed(x.reshape(-1, call.columns)).unsqueeze(1)
-    dx, dfn = gradients(g, along, rows, several(parameter(fn), 0), call, wanted=wanted)
+    dx, dfn = gradients(given, rows, several(parameter(fn), 0), call, wanted=wanted)
     return None if dx is None else dx.view(x.shape), None if dfn is None else dfn[: len(fn)]

@@ -19,7 +19,7 @@ from helion_sinkhorn.runtime.checks import (
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import differentiates, without_autocast
-from helion_sinkhorn.runtime.updates import updated
+from helion_sinkhorn.runtime.updates import Update, updated
 
 
 @takes_merged("post", of_coefficients, joined)
@@ -80,33 +80,33 @@ def hc_post(
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), equation 3.
     """
     implementation = check_implementation(implementation)
-    check_update(f, x, post, comb, bias, optional=("comb", "bias"))
+    update = Update(f, x, post, comb, bias)
+    check_update(update, optional=("comb", "bias"))
     check_option("comb_order", comb_order, COMB_ORDERS)
-    given = f, x, post, comb, bias, comb_order, implementation
     direct = None
     if out is not None:
-        arguments = {"f": f, "x": x, "post": post, "comb": comb, "bias": bias}
         wanted = {"out": (tuple(x.shape), x.dtype)}
-        direct = out if check_out({"out": out}, wanted, x, {"out": "x"}, arguments) else None
+        direct = out if check_out({"out": out}, wanted, x, {"out": "x"}, update._asdict()) else None
     if comb is None:
-        return written(updated(added(f, x, post, bias, implementation), *given), out)
-    return written(mixed(*given, direct), out)
+        made = added(f, x, post, bias, implementation)
+        return written(updated(made, update, comb_order, implementation), out)
+    return written(mixed(update, comb_order, implementation, direct), out)
 
 
 def mixed(
-    f, x, post, comb, bias, comb_order, implementation, direct: torch.Tensor | None = None
+    update: Update, comb_order: str, implementation: str, direct: torch.Tensor | None = None
 ) -> torch.Tensor:
     """hc_post of checked arguments; kernels write into `direct`."""
+    x = update.x
     beyond = (lambda: "the kernels take streams of at least 2 entries, x has 1") if x.size(-1) == 1 else None
     serves = implementation_for(implementation, "x", x, beyond)
-    given = (f, x, post, comb) if bias is None else (f, x, post, comb, bias)
+    given = update[:4] if update.bias is None else update
     register_sharding_for(*given)
     if direct is not None and serves == "helion":
         count_change(direct)
-        return torch_op.forward(f, x, post, comb, bias, comb_order, serves, out=direct)
+        return torch_op.forward(*update, comb_order, serves, out=direct)
     run = torch_op.HcPost.apply if differentiates(*given) else torch_op.call
-    streams = run(f, x, post, comb, bias, comb_order, serves)
-    return updated(streams, f, x, post, comb, bias, comb_order, implementation)
+    return updated(run(*update, comb_order, serves), update, comb_order, implementation)
 
 
 def added(f, x, post, bias, implementation) -> torch.Tensor:
@@ -122,10 +122,11 @@ def added(f, x, post, bias, implementation) -> torch.Tensor:
         return torch.stack(made, -2)
 
 
-def check_update(f, x, post, comb, bias, optional=("bias",)) -> None:
+def check_update(update: Update, optional: tuple[str, ...] = ("bias",)) -> None:
     """Raise unless the tensors fit one update of streams; the optional ones may be None."""
+    f, x, post, *_ = update
     shapes = {"f": "(..., C)", "x": "(..., n, C)", "post": "(..., n)", "comb": "(..., n, n)", "bias": "(C,)"}
-    given = dict(zip(shapes, (f, x, post, comb, bias), strict=True))
+    given = dict(zip(shapes, update, strict=True))
     given = {name: t for name, t in given.items() if not (t is None and name in optional)}
     for name, t in given.items():
         check_tensor(name, t, shapes[name])

@@ -13,12 +13,14 @@ import torch
 from helion_sinkhorn.runtime.batched_products import fewest, products
 from helion_sinkhorn.runtime.float32_products import float32_products
 from helion_sinkhorn.runtime.pieces import computing, pieces, sum_last
+from helion_sinkhorn.runtime.updates import Update
 from helion_sinkhorn.runtime.wanted import room_for
 
 
 @float32_products()
-def forward(f, x, post, comb, bias, comb_order):
+def forward(update: Update, comb_order):
     """The new streams; see api.hc_post."""
+    f, x, post, comb, bias = update
     n, c = x.shape[-2:]
     dtype, least = computing(x.dtype), fewest(n * c, x.device)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -33,8 +35,9 @@ def forward(f, x, post, comb, bias, comb_order):
 
 
 @float32_products()
-def backward(grad, f, x, post, comb, bias, comb_order, wanted: Sequence[bool] = (True,) * 4):
+def backward(grad, update: Update, comb_order, wanted: Sequence[bool] = (True,) * 4):
     """(df, dx, dpost, dcomb), None for each that is not wanted."""
+    f, x, post, comb, bias = update
     n, c = x.shape[-2:]
     dtype, least = computing(x.dtype), fewest(n * c, x.device)
     df, dx, dpost, dcomb = made = room_for((f, x, post, comb), wanted)

@@ -13,6 +13,7 @@ from helion_sinkhorn.ops.mhc.post import space
 from helion_sinkhorn.ops.mhc.post.space import PostCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, Tensors, launch
+from helion_sinkhorn.runtime.updates import Update
 from helion_sinkhorn.runtime.views import flattened, flattened_streams, in_pieces
 from helion_sinkhorn.runtime.wanted import Some, room_for
 
@@ -45,20 +46,12 @@ def call_for(n: int, columns: int, dtype: torch.dtype) -> PostCall:
     return PostCall(str(dtype)[6:], n, columns)
 
 
-def forward(
-    f: torch.Tensor,
-    x: torch.Tensor,
-    post: torch.Tensor,
-    comb: torch.Tensor,
-    bias: torch.Tensor | None,
-    comb_order: str,
-    choice: Choice | None = None,
-    out: Some = None,
-) -> torch.Tensor:
+def forward(update: Update, comb_order: str, choice: Choice | None = None, out: Some = None) -> torch.Tensor:
     """The new streams (..., n, C); the contract is api.hc_post's.
 
     `out` may be x, since a program reads all streams of its columns before it writes.
     """
+    f, x, post, comb, bias = update
     n, columns = x.shape[-2:]
     out = room(out, x, x.shape, x.dtype)
     f, x, post, comb = flattened(f, 1), flattened_streams(x), flattened(post, 1), flattened(comb, 2)
@@ -70,11 +63,7 @@ def forward(
 
 def backward(
     grad: torch.Tensor,
-    f: torch.Tensor,
-    x: torch.Tensor,
-    post: torch.Tensor,
-    comb: torch.Tensor,
-    bias: torch.Tensor | None,
+    update: Update,
     comb_order: str,
     wanted: Sequence[bool] = (True,) * 4,
     choice: Choice | None = None,
@@ -86,6 +75,7 @@ def backward(
         over: whether dx may be written over grad.  It is, if dtype and layout are the same and a program has
             all streams of its columns, which it reads before it writes.
     """
+    f, x, post, comb, bias = update
     n, columns = x.shape[-2:]
     call = call_for(n, columns, x.dtype)
     df, dx, *others = room_for((f, x, post, comb), (wanted[0], False, *wanted[2:]))

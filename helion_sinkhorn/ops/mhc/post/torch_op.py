@@ -14,6 +14,7 @@ from helion_sinkhorn.runtime import own_gradient
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
+from helion_sinkhorn.runtime.updates import Update
 from helion_sinkhorn.runtime.wanted import filled, only
 
 FORWARD, BACKWARD = "hc_post", "hc_post_backward"
@@ -21,20 +22,20 @@ ARGUMENTS = "Tensor f, Tensor x, Tensor post, Tensor comb, Tensor? bias, str com
 implementations = Implementations("helion_sinkhorn.ops.mhc.post.launch", eager)
 
 
-def forward(f, x, *rest, **out):
+def forward(f, x, post, comb, bias, comb_order, implementation, **out):
     """The new streams; see api.hc_post."""
-    *rest, implementation = rest
+    given = Update(f, x, post, comb, bias), comb_order
     with implementations.chosen_for(x, implementation) as module:
         # kernels write into `out`
-        return module.forward(f, x, *rest) if module is eager else module.forward(f, x, *rest, **out)
+        return module.forward(*given) if module is eager else module.forward(*given, **out)
 
 
 def backward(grad, f, x, *rest):
     """(df, dx, dpost, dcomb)."""
     post, comb, bias, comb_order, implementation, wanted = rest
-    given = grad, f, x, post, comb, bias, comb_order, wanted
+    update = Update(f, x, post, comb, bias)
     with implementations.chosen_for(x, implementation) as module:
-        return filled(module.backward(*given), given[1:5])
+        return filled(module.backward(grad, update, comb_order, wanted), update[:4])
 
 
 def _empty_result(f, x, *rest):

@@ -30,16 +30,7 @@ from helion_sinkhorn.runtime.checks import (
 from helion_sinkhorn.runtime.export import named_for_export
 from helion_sinkhorn.runtime.tokens import has_dtensor, register_sharding_for
 from helion_sinkhorn.runtime.torch_op import PLAIN, differentiates
-from helion_sinkhorn.runtime.updates import updated
-
-
-class Update(NamedTuple):
-    """What `hc_post` takes beside the streams."""
-
-    f: torch.Tensor
-    post: torch.Tensor
-    comb: torch.Tensor
-    bias: torch.Tensor | None
+from helion_sinkhorn.runtime.updates import Update, updated
 
 
 class Crossing(NamedTuple):
@@ -84,7 +75,7 @@ def crossing(
     computed = serves == "helion" and alike and options.norm_eps >= SMALLEST_NORM_EPS and not distributed
     summed = update is not None and alike and not computed and composed.loses_digits(x, update[-1])
     if update is not None and not (computed or summed):
-        x = mixed(update.f, x, *update[1:], options.comb_order, implementation)
+        x = mixed(update, options.comb_order, implementation)
         update = None
     if computed or summed:
         if norm_weight is not None:
@@ -95,7 +86,7 @@ def crossing(
                 return Crossing(*torch_op.run(*given))
             count_change(*direct)
             return Crossing(*torch_op.forward(*given, out=direct)[:4], x)
-        given = update.f, x, *update[1:], weights, fn, scale, base, y_weight
+        given = *update, weights, fn, scale, base, y_weight
         there = [t for t in given if t is not None]
         if summed:
             register_sharding_for(*there)
@@ -106,7 +97,7 @@ def crossing(
         else:
             run = boundary_op.HcBoundary.apply if differentiates(*there) else boundary_op.call
             streams, *found = run(*given, *options.of_site)
-        updated(streams, *given[:5], options.comb_order, serves)
+        updated(streams, update, options.comb_order, serves)
         return Crossing(*found[:4], streams)
     pre, post, comb = coefficients(x, site, options, implementation)
     norm = None if y_weight is None else Norm(y_weight, options.y_norm_eps)
@@ -141,7 +132,7 @@ def coefficients(
     fn, scale, base, norm_weight, _, comb = site
     norm = options.norm_eps, options.eps_outside, options.precision
     mixes = projected(for_projection(x), fn, norm_weight, norm, implementation)
-    given = mixes, scale, base, x.shape[-2], options.of_split
+    given = mixes, scale, base, options.of_split(x.shape[-2])
     if comb is not None:
         return coefficients_beside(*given, comb)
     if not options.has_kernels:

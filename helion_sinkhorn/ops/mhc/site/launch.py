@@ -14,8 +14,9 @@ import torch
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
+from helion_sinkhorn.ops.mhc.mixes.launch import Others, Partials
 from helion_sinkhorn.ops.mhc.mixes.space import MixesCall
-from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.out import NONE, Out
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
 from helion_sinkhorn.ops.mhc.pre.normed import launch as normed_launch
@@ -58,24 +59,16 @@ def default_of(call: SiteCall, device: Device) -> Choice:
 
 
 def forward(
-    x: torch.Tensor,
-    fn: torch.Tensor,
-    scale: torch.Tensor,
-    base: torch.Tensor,
-    weights: torch.Tensor | None,
-    y_norm_weight: torch.Tensor | None,
-    *constants: object,
-    out: Out = NONE,
+    x: torch.Tensor, site: SiteParameters, weights: Some, options: SiteOptions, out: Out = NONE
 ) -> Tensors:
     """(y, pre, post, comb, mixes, norms) of torch_op's contract; the first four in `out` if it has them."""
-    given = SiteOptions(*constants)
     n, columns = x.shape[-2:]
-    streams, call = flattened_streams(x), call_for(n, columns, x.dtype, given.precision).mixes
-    made = mixes_launch.sums(streams, fn, call, given.precision)
-    streams, norm = streams.view(x.shape), (y_norm_weight, given.y_norm_eps, out.y)
+    streams, call = flattened_streams(x), call_for(n, columns, x.dtype, options.precision).mixes
+    made = mixes_launch.sums(streams, site.fn, call, options.precision)
+    streams, norm = streams.view(x.shape), (site.y_norm_weight, options.y_norm_eps, out.y)
     # comes first, since pre may be written over the weights
     y = None if weights is None else collapsed(streams, weights, *norm)
-    found = coefficients(*made, x.shape[:-2], scale, base, n, call, given, out)
+    found = coefficients(made, x.shape[:-2], site, n, call, options, out)
     return collapsed(streams, found[0], *norm) if y is None else y, *found
 
 
@@ -87,17 +80,15 @@ def collapsed(streams: torch.Tensor, by: torch.Tensor, norm: Some, eps: float, i
 
 
 def coefficients(
-    partials: torch.Tensor,
-    squares: torch.Tensor,
+    partials: Partials,
     lead: torch.Size,
-    scale: torch.Tensor,
-    base: torch.Tensor,
+    site: SiteParameters,
     n: int,
     call: MixesCall,
-    given: SiteOptions,
+    options: SiteOptions,
     out: Out = NONE,
 ) -> Tensors:
-    """(pre, post, comb, mixes, norms), each (*lead, ...), of partials (T, splits, M) and squares (T, splits).
+    """(pre, post, comb, mixes, norms), each (*lead, ...), from the partial sums of the projection.
 
     mixes and norms are views, which autograd lets nobody change in place; callers do not get them.
 
@@ -105,28 +96,16 @@ def coefficients(
     token: on an H200 a whole site in a graph, 128 tokens of 4 x 7168 with 28 partial sums each, takes 24 us
     with two launches and 32 with one.
     """
-    made = mixes_launch.reduce(partials, squares, call, given.norm_eps, given.eps_outside)
+    made = mixes_launch.reduce(partials, call, options.norm_eps, options.eps_outside)
     mixes, norms = (t.view(*lead, t.size(1)) for t in made)
-    options = *given.of_split, torch.float32
-    return *split_launch.forward(mixes, scale, base, n, *options, into=out[1:4]), mixes, norms
+    given = mixes, site.scale, site.base, options.of_split(n), torch.float32
+    return *split_launch.forward(*given, into=out[1:4]), mixes, norms
 
 
 def backward(
-    dresidual: torch.Tensor | None,
-    dy: torch.Tensor | None,
-    dpre: torch.Tensor | None,
-    dpost: torch.Tensor | None,
-    dcomb: torch.Tensor | None,
-    x: torch.Tensor,
-    fn: torch.Tensor,
-    scale: torch.Tensor,
-    base: torch.Tensor,
-    weights: torch.Tensor,
-    y_norm_weight: torch.Tensor | None,
-    mixes: torch.Tensor,
-    norms: torch.Tensor,
-    own: bool,
-    *constants: object,
+    upstream: SiteGradients,
+    kept: Kept,
+    options: SiteOptions,
     dtype: torch.dtype | None = None,
     choices: Choices = NO_CHOICES,
     wanted: Sequence[bool] = (True,) * 5,
@@ -138,43 +117,46 @@ def backward(
 
     Args:
         wanted: which results to compute; the others are None, and so is dweights with `own` or without dy.
-        into: contiguous memory for dx; it may be that of dresidual.
+        into: contiguous memory for dx; it may be that of the upstream gradient of the streams.
         dtype: the dtype of dx; None for the dtype of x.
         choices: choices for KERNELS, by name, in place of the stored ones.
     """
-    given = SiteOptions(*constants)
+    x, site, weights, mixes, norms, own = kept
     n, columns = x.shape[-2:]
-    streams, projection = flattened(x, 2), parameter(fn)
-    call = call_for(n, columns, x.dtype, given.precision)
+    streams, projection = flattened(x, 2), parameter(site.fn)
+    call = call_for(n, columns, x.dtype, options.precision)
     weights = flattened(weights, 1)
     dy, of_collapse, dnorm = collapse_gradients(
-        dy, streams, weights, y_norm_weight, given.y_norm_eps, call, choices.get(WEIGHTS),
+        upstream.dy, streams, weights, site.y_norm_weight, options.y_norm_eps, call, choices.get(WEIGHTS),
         (wanted[0], wanted[3] or (own and any(wanted[:3])), wanted[4]),
     )  # fmt: skip
+    of_coefficients = upstream.of_coefficients
     if own and of_collapse is not None:
-        dpre = of_collapse if dpre is None else dpre.reshape(-1, n) + of_collapse
+        of_coefficients = of_coefficients.with_pre(of_collapse)
     dweights = None if own or of_collapse is None else of_collapse.view(*x.shape[:-2], n)
     of_projection = wanted[:2]
     needed = any(of_projection), wanted[2]
     if not any(needed):
         return None, None, None, dweights, dnorm
-    dmixes, sums = split_launch.backward(dpre, dpost, dcomb, mixes, scale, base, n, *given.of_split, needed)
+    given = mixes, site.scale, site.base, options.of_split(n)
+    dmixes, sums = split_launch.backward(of_coefficients, *given, needed)
     if dmixes is None:
         return None, None, sums, dweights, dnorm
     of_tokens = (flattened(t, 1) for t in (dmixes, mixes, norms))
-    g, along = mixes_launch.upstream(*of_tokens, call.mixes)
-    others = None if dresidual is None else flattened(dresidual, 2), dy, None if dy is None else weights
+    projected = mixes_launch.upstream(*of_tokens, call.mixes)
     named = choices.get(BACKWARD)
-    if named is None and y_norm_weight is not None and dy is not None:
+    if named is None and site.y_norm_weight is not None and dy is not None:
         # configs are timed with a dy of x's dtype.  In float32, which takes more registers, the config of
         # 8192 x 7168 on an H200 spills 216 bytes a thread, and the default none
         named = default_of(call, device_of(x))
     if into is None and wanted[0]:
         into = x.new_empty(x.shape, dtype=dtype)
+    of_residual = None if upstream.dstreams is None else flattened(upstream.dstreams, 2)
+    others = Others(of_residual, dy, None if dy is None else weights, dtype, into)
     # no view is returned: the other owners of its memory would be unknown (`own_gradient`)
     _, dfn = mixes_launch.gradients(
-        g, along, streams, projection, call, named, others, KERNELS[BACKWARD], dtype, of_projection, into,
-    )  # fmt: skip
+        projected, streams, projection, call, named, others, KERNELS[BACKWARD], of_projection
+    )
     return into if wanted[0] else None, dfn, sums, dweights, dnorm
 
 

@@ -45,8 +45,10 @@ def hc_site(
 
     Source: Xie et al., mHC (arXiv 2512.24880), section 4.2.
     """
-    pre, post, comb = _coefficients(
-        x, fn, scale, base, sinkhorn_iters, eps, norm_eps, norm_weight, eps_outside,
+    # flattened, since one stream of C entries would be read as C merged streams
+    mixes = hc_mixes(x.flatten(-2), fn, norm_eps, norm_weight, eps_outside=eps_outside)
+    pre, post, comb = hc_split_sinkhorn(
+        mixes, scale, base, x.size(-2), sinkhorn_iters, eps,
         post_mult=post_mult, pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order, form=form,
     )  # fmt: skip
     y = hc_pre(x, pre, y_norm_weight=y_norm_weight, y_norm_eps=y_norm_eps)
@@ -97,17 +99,11 @@ def hc_boundary(
     Source: Xie et al., mHC (arXiv 2512.24880), and the order of collapses in DeepSeek-V4.1's inference code.
     """
     streams = hc_post(f, x, post, comb, bias, comb_order=comb_order)
-    pre, post, comb = _coefficients(
-        streams, fn, scale, base, sinkhorn_iters, eps, norm_eps, norm_weight, eps_outside,
+    mixes = hc_mixes(streams.flatten(-2), fn, norm_eps, norm_weight, eps_outside=eps_outside)
+    pre, post, comb = hc_split_sinkhorn(
+        mixes, scale, base, x.size(-2), sinkhorn_iters, eps,
         post_mult=post_mult, pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order, form=form,
     )  # fmt: skip
     weights = pre if pre_next is None else pre_next
     y = hc_pre(streams, weights, y_norm_weight=y_norm_weight, y_norm_eps=y_norm_eps)
     return y, pre, post, comb, streams
-
-
-def _coefficients(x, fn, scale, base, iters, eps, norm_eps, norm_weight, eps_outside, **options):
-    """(pre, post, comb) of streams x (..., n, C)."""
-    # flattened, since one stream of C entries would be read as C merged streams
-    mixes = hc_mixes(x.flatten(-2), fn, norm_eps, norm_weight, eps_outside=eps_outside)
-    return hc_split_sinkhorn(mixes, scale, base, x.size(-2), iters, eps, **options)

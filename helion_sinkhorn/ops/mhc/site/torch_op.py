@@ -13,6 +13,7 @@ import functools
 
 import torch
 
+from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.split.torch_op import of_parameters
 from helion_sinkhorn.runtime import own_gradient
 from helion_sinkhorn.runtime.direct import apply_directly
@@ -36,12 +37,13 @@ CONSTANTS = (
 implementations = Implementations("helion_sinkhorn.ops.mhc.site.launch")
 
 
-def forward(x, *arguments, **out):
+def forward(x, fn, scale, base, weights, y_norm_weight, *options, **out):
     """(y, pre, post, comb, mixes, norms)."""
     if x.numel() == 0:
-        return tuple(t.zero_() for t in empty_results(x, *arguments))
+        return tuple(t.zero_() for t in empty_results(x))
+    site = SiteParameters(fn, scale, base, y_norm_weight=y_norm_weight)
     with implementations.launching(x) as launch:
-        return launch.forward(x, *arguments, **out)
+        return launch.forward(x, site, weights, SiteOptions(*options), **out)
 
 
 def backward(dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, *arguments, into=None):
@@ -49,16 +51,19 @@ def backward(dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, *ar
 
     If `into` is given, dx is written into it; it may be dresidual.
     """
-    given = dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, *arguments
+    upstream = SiteGradients(dresidual, dy, dpre, dpost, dcomb)
     if x.numel() == 0:
-        return tuple(t.zero_() for t in _empty_gradients(*given))
-    *given, wanted = given
+        empty = _empty_gradients(*upstream, x, fn, scale, base, weights, *arguments)
+        return tuple(t.zero_() for t in empty)
+    y_norm_weight, mixes, norms, own, *options, wanted = arguments
+    site = SiteParameters(fn, scale, base, y_norm_weight=y_norm_weight)
+    kept = Kept(x, site, weights, mixes, norms, own)
     with implementations.launching(x) as launch:
-        made = launch.backward(*given, wanted=wanted, into=into)
+        made = launch.backward(upstream, kept, SiteOptions(*options), wanted=wanted, into=into)
     return filled(made, (x, fn, base, weights, base))
 
 
-def empty_results(x, fn, *arguments):
+def empty_results(x, *arguments):
     """Tensors without values of the results' shapes and dtypes."""
     n, columns = x.shape[-2:]
     lead, m = x.shape[:-2], n * n + 2 * n

@@ -9,6 +9,7 @@ import torch
 from helion_sinkhorn.ops.mhc.split import torch_op
 from helion_sinkhorn.ops.mhc.split.forms import in_parts
 from helion_sinkhorn.ops.mhc.split.limits import beyond_kernels
+from helion_sinkhorn.ops.mhc.split.options import SplitOptions
 from helion_sinkhorn.ops.mhc.split.partials import Reduce
 from helion_sinkhorn.ops.mhc.streams import COMB_ORDERS, MOST_STREAMS
 from helion_sinkhorn.ops.sinkhorn.api import FORMS, MOST_ITERS, check_eps
@@ -120,7 +121,7 @@ def hc_split_sinkhorn(
     check_constants(eps, post_mult, pre_eps, post_eps, comb_order)
     pre_eps = eps if pre_eps is None else pre_eps
     floats = float(eps), float(post_mult), float(pre_eps), float(post_eps)
-    options = sinkhorn_iters, *floats, comb_order
+    options = SplitOptions(hc_mult, sinkhorn_iters, *floats, comb_order)
     if not is_fused:
         if reduce is not None:
             raise ValueError(
@@ -128,23 +129,23 @@ def hc_split_sinkhorn(
                 'form="deepseek" and at least 1 iteration: use those, or add the partial sums up before'
             )
         implementation_for(implementation, "mixes", mixes)
-        return in_parts(mixes, scale, base, hc_mult, options, form, implementation, out_dtype)
-    return split(mixes, scale, base, hc_mult, options, implementation, out_dtype, reduce)
+        return in_parts(mixes, scale, base, options, form, implementation, out_dtype)
+    return split(mixes, scale, base, options, implementation, out_dtype, reduce)
 
 
-def split(mixes, scale, base, n, options, implementation, out_dtype=None, reduce=None):
-    """hc_split_sinkhorn of checked arguments; options are the arguments from sinkhorn_iters to comb_order."""
-    n_iters, eps, *_ = options
-    serves = implementation_for(implementation, "mixes", mixes, beyond_kernels(n, n_iters, eps))
+def split(mixes, scale, base, options, implementation, out_dtype=None, reduce=None):
+    """hc_split_sinkhorn of checked arguments."""
+    beyond = beyond_kernels(options.n, options.n_iters, options.eps)
+    serves = implementation_for(implementation, "mixes", mixes, beyond)
     given = (mixes, scale, base) if reduce is None else (mixes, reduce.squares, scale, base)
     register_sharding_for(*given)
     options = *options, serves, out_dtype or computing(mixes.dtype)
     if reduce is None:
         run = torch_op.HcSplitSinkhorn.apply if differentiates(*given) else torch_op.call
-        return run(*given, n, *options)
+        return run(*given, *options)
     run = torch_op.HcSplitSinkhornReduced.apply if differentiates(*given) else torch_op.call_reduced
     norm = as_int(reduce.size), float(reduce.norm_eps), reduce.eps_outside
-    return tuple(run(*given, *norm, n, *options)[:3])
+    return tuple(run(*given, *norm, *options)[:3])
 
 
 def _check(mixes, scale, base, n, n_iters, out_dtype) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
+from helion_sinkhorn.ops.mhc.split.options import CoefficientGradients, SplitOptions
+from helion_sinkhorn.ops.mhc.split.partials import Reduce
 from helion_sinkhorn.ops.sinkhorn import eager as sinkhorn
 from helion_sinkhorn.runtime.pieces import computing, sum_last
 from helion_sinkhorn.runtime.wanted import Some
@@ -30,8 +32,9 @@ def _sigmoid(a):
     return torch.where(a < 0, e, 1.0) / (1 + e)
 
 
-def forward(mixes, scale, base, n, n_iters, eps, post_mult, pre_eps, post_eps, comb_order, out_dtype):
+def forward(mixes, scale, base, options: SplitOptions, out_dtype):
     """(pre, post, comb); see api.hc_split_sinkhorn."""
+    n, n_iters, eps, post_mult, pre_eps, post_eps, comb_order = options
     _, _, a = _arguments(mixes, scale, base, n)
     gates, comb = a.split((2 * n, n * n), -1)
     pre, post = _sigmoid(gates).chunk(2, -1)
@@ -43,8 +46,9 @@ def forward(mixes, scale, base, n, n_iters, eps, post_mult, pre_eps, post_eps, c
     )
 
 
-def reduce(partials, squares, size, norm_eps, eps_outside):
+def reduce(partials, given: Reduce):
     """(mixes, norms) of partial sums, added in the order of the splits; norms (..., 2) are r and k."""
+    squares, size, norm_eps, eps_outside = given
     total, of_squares = partials[0], squares[0]
     for k in range(1, len(partials)):
         total, of_squares = total + partials[k], of_squares + squares[k]
@@ -78,13 +82,16 @@ def reduce_backward(dmixes, dnorms, mixes, norms, splits, size, eps_outside):
 
 
 def backward(
-    dpre, dpost, dcomb, mixes, scale, base, n, n_iters, eps, post_mult, pre_eps, post_eps, comb_order,
+    upstream: CoefficientGradients,
+    mixes,
+    scale,
+    base,
+    options: SplitOptions,
     wanted: Sequence[bool] = (True, True),
-) -> tuple[Some, Some]:  # fmt: skip
-    """(dmixes, dbase and dscale in one tensor), None for each that is not wanted.
-
-    An upstream gradient that is None is 0.
-    """
+) -> tuple[Some, Some]:
+    """(dmixes, dbase and dscale in one tensor), None for each that is not wanted."""
+    dpre, dpost, dcomb = upstream
+    n, n_iters, eps, post_mult, _, _, comb_order = options
     dtype = mixes.dtype
     wide, s, a = _arguments(mixes, scale, base, n)
     da = torch.zeros_like(a)

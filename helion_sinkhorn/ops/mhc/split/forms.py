@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from helion_sinkhorn.ops.mhc.split.options import SplitOptions
 from helion_sinkhorn.ops.sinkhorn.api import sinkhorn
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.torch_op import without_autocast
@@ -13,16 +14,15 @@ def in_parts(
     mixes: torch.Tensor,
     scale: torch.Tensor,
     base: torch.Tensor,
-    n: int,
-    options: tuple,
+    options: SplitOptions,
     form: str,
     implementation: str,
     out_dtype: torch.dtype | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(pre, post, comb) of checked arguments; comb is in a form of `sinkhorn`, or its logits."""
-    n_iters, eps, *_, comb_order = options
+    n, n_iters, eps, *_, comb_order = options
     with without_autocast(mixes):
-        pre, post, comb = gated(mixes, scale, base, n, options)
+        pre, post, comb = gated(mixes, scale, base, options)
         comb = comb.unflatten(-1, (n, n))
         if n_iters:
             by = {"form": form} if form == "log" else {"form": form, "eps": eps}
@@ -33,10 +33,10 @@ def in_parts(
 
 
 def gated(
-    mixes: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, n: int, options: tuple
+    mixes: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, options: SplitOptions
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(pre, post, logits) of mixes (..., 2n + K): the gates, and the K logits that comb is made of."""
-    _, _, post_mult, pre_eps, post_eps, _ = options
+    n, _, _, post_mult, pre_eps, post_eps, _ = options
     dtype, sizes = computing(mixes.dtype), (n, n, mixes.size(-1) - 2 * n)
     s = torch.cat([scale[k].expand(size) for k, size in enumerate(sizes)])
     pre, post, logits = (mixes.to(dtype) * s.to(dtype) + base.to(dtype)).split(sizes, -1)

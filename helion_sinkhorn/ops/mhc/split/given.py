@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from helion_sinkhorn.ops.mhc.split.forms import gated
+from helion_sinkhorn.ops.mhc.split.options import SplitOptions
 from helion_sinkhorn.ops.mhc.streams import check_streams, refuse_merged
 from helion_sinkhorn.runtime.checks import check_same_device, check_tensor, refuse_shape
 from helion_sinkhorn.runtime.torch_op import without_autocast
@@ -16,14 +17,14 @@ Comb = torch.Tensor | Callable[[torch.Tensor], torch.Tensor]
 
 
 def coefficients_beside(
-    mixes: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, n: int, options: tuple, comb: Comb
+    mixes: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, options: SplitOptions, comb: Comb
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(pre, post, comb) of mixes (..., 2n + K): the gates of `hc_split_sinkhorn`, and comb in comb_order."""
     with without_autocast(mixes):
-        pre, post, logits = gated(mixes, scale, base, n, options)
+        pre, post, logits = gated(mixes, scale, base, options)
     if not isinstance(comb, torch.Tensor):
         comb = comb(logits)
-        check_comb(comb, mixes, (*mixes.shape[:-1], n, n), "what comb returned")
+        check_comb(comb, mixes, (*mixes.shape[:-1], options.n, options.n), "what comb returned")
     return pre, post, comb.to(logits.dtype)
 
 

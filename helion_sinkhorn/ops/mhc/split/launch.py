@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from helion_sinkhorn.ops.mhc.split import space
+from helion_sinkhorn.ops.mhc.split.options import CoefficientGradients, SplitOptions
+from helion_sinkhorn.ops.mhc.split.partials import Reduce
 from helion_sinkhorn.ops.mhc.split.space import HcCall
 from helion_sinkhorn.ops.mhc.split.views import (
     At,
@@ -35,11 +37,22 @@ from helion_sinkhorn.runtime.wanted import Some, only
 FORWARD, BACKWARD = "hc_split_sinkhorn_forward", "hc_split_sinkhorn_backward"
 REDUCED = "hc_split_sinkhorn_reduced"
 BODIES = "helion_sinkhorn.ops.mhc.split.kernels"
-NO_NORM = 0, 0, 0, False, 0, 0.0, False
-"""(splits, first, together, tokens_first, size, norm_eps, eps_outside) of mixes that are no partial sums."""
 TOGETHER = 4
 """Splits that are loaded at a time: 96 registers, in a thread that holds a token of four streams."""
 Tensors = tuple[torch.Tensor, ...]
+
+
+class Reduction(NamedTuple):
+    """What the forward kernel takes and writes for partial sums; the defaults are those of mixes."""
+
+    norm: tuple[Any, ...] = (0, 0, 0, False, 0, 0.0, False)
+    """(splits, first, together, tokens_first, size, norm_eps, eps_outside)."""
+    squares: Some = None
+    mixes: Some = None
+    norms: Some = None
+
+
+WHOLE = Reduction()
 _tiles: dict[Hashable, int] = {}
 """The number of tiles of a launch of the backward kernel, by the key of the kept launch."""
 
@@ -58,11 +71,11 @@ def shared(call: HcCall, eps: float, choice: Choice) -> tuple[bool, bool]:
 
 
 def forward_facts(
-    chosen: Chosen, call: HcCall, constants: tuple[Any, ...], norm: tuple[Any, ...]
+    chosen: Chosen, call: HcCall, options: SplitOptions, norm: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    n_iters, eps, *others, comb_order = constants
+    n, n_iters, eps, *others, comb_order = options
     return (
-        call.n, n_iters, eps, call.deepseek, *others, comb_order == "oi", *norm,
+        n, n_iters, eps, call.deepseek, *others, comb_order == "oi", *norm,
         chosen.reciprocal, *shared(call, eps, chosen.choice),
     )  # fmt: skip
 
@@ -100,39 +113,23 @@ def forward(
     mixes: torch.Tensor,
     scale: torch.Tensor,
     base: torch.Tensor,
-    n: int,
-    n_iters: int,
-    eps: float,
-    post_mult: float,
-    pre_eps: float,
-    post_eps: float,
-    comb_order: str,
+    options: SplitOptions,
     out_dtype: torch.dtype,
     choice: Choice | None = None,
     into: Sequence[Some] = (None,) * 3,
 ) -> Tensors:
     """(pre, post, comb), in the tensors of `into` if given; the contract is api.hc_split_sinkhorn's."""
-    constants = n_iters, eps, post_mult, pre_eps, post_eps, comb_order
-    made = rooms(mixes, mixes.shape[:-1], n, out_dtype, into)
-    launch_forward(FORWARD, mixes, scale, base, made, (None, None, None), n, constants, NO_NORM, choice)
+    made = rooms(mixes, mixes.shape[:-1], options.n, out_dtype, into)
+    launch_forward(mixes, scale, base, made, options, WHOLE, choice)
     return made
 
 
 def forward_reduced(
     partials: torch.Tensor,
-    squares: torch.Tensor,
+    reduce: Reduce,
     scale: torch.Tensor,
     base: torch.Tensor,
-    size: int,
-    norm_eps: float,
-    eps_outside: bool,
-    n: int,
-    n_iters: int,
-    eps: float,
-    post_mult: float,
-    pre_eps: float,
-    post_eps: float,
-    comb_order: str,
+    options: SplitOptions,
     out_dtype: torch.dtype,
     choice: Choice | None = None,
 ) -> Tensors:
@@ -140,42 +137,38 @@ def forward_reduced(
 
     Layouts (splits, T) and (T, splits) are read as they are; any other layout is copied.
     """
-    splits, *lead, columns = partials.shape
-    constants = n_iters, eps, post_mult, pre_eps, post_eps, comb_order
-    results = rooms(partials, lead, n, out_dtype, (None,) * 3)
+    (splits, *lead, columns), squares = partials.shape, reduce.squares
+    results = rooms(partials, lead, options.n, out_dtype, (None,) * 3)
     mixes, norms = partials.new_empty((*lead, columns)), partials.new_empty((*lead, 2))
     by_token = partials.movedim(0, -2), squares.movedim(0, -1)
     tokens_first = splits > 1 and all(t.is_contiguous() for t in by_token)
     if tokens_first:
         partials, squares = by_token
-    norm = splits, (splits - 1) % TOGETHER + 1, TOGETHER, tokens_first, size, norm_eps, eps_outside
-    of_norm = placed(squares), mixes, norms
-    launch_forward(REDUCED, partials, scale, base, results, of_norm, n, constants, norm, choice)
+    norm = splits, (splits - 1) % TOGETHER + 1, TOGETHER, tokens_first, *reduce[1:]
+    reduction = Reduction(norm, placed(squares), mixes, norms)
+    launch_forward(partials, scale, base, results, options, reduction, choice)
     return *results, mixes, norms
 
 
 def launch_forward(
-    name: str,
     x: torch.Tensor,
     scale: torch.Tensor,
     base: torch.Tensor,
     results: Tensors,
-    of_norm: tuple[torch.Tensor | None, ...],
-    n: int,
-    constants: tuple[Any, ...],
-    norm: tuple[Any, ...],
+    options: SplitOptions,
+    reduction: Reduction,
     choice: Choice | None,
 ) -> None:
-    """One launch of the forward kernel: mixes x, or partial sums x with (squares, mixes, norms)."""
+    """One launch of the forward kernel on x, which are mixes or partial sums, into (pre, post, comb)."""
     x, scale, base = placed(x), parameter(scale), parameter(base)
     pre, post, comb = results
-    squares, mixes, norms = of_norm
+    norm, squares, mixes, norms = reduction
+    n, n_iters, eps, *_ = options
     tokens, columns = pre.numel() // n, n * n + 2 * n
     tensors = (
         x, At(x, 2 * n), scale, base, At(base, 2 * n), pre, post, comb,
         squares, mixes, None if mixes is None else At(mixes, 2 * n), norms,
     )  # fmt: skip
-    n_iters, eps, *_ = constants
 
     def views(chosen: Chosen) -> tuple[torch.Tensor | None, ...]:
         thread = thread_of(chosen.choice)
@@ -195,36 +188,29 @@ def launch_forward(
         )  # fmt: skip
 
     launch(
-        KERNELS[name], call_for(n, n_iters, eps, x.dtype), tensors, constants, norm,
-        batch=tokens, choice=choice, views=views,
+        KERNELS[FORWARD if mixes is None else REDUCED], call_for(n, n_iters, eps, x.dtype), tensors,
+        options, norm, batch=tokens, choice=choice, views=views,
         # all are contiguous, so nothing else describes their layout
         layouts=(tokens, n, x.dtype, x.device, pre.dtype),
     )  # fmt: skip
 
 
 def backward(
-    dpre: torch.Tensor | None,
-    dpost: torch.Tensor | None,
-    dcomb: torch.Tensor | None,
+    upstream: CoefficientGradients,
     mixes: torch.Tensor,
     scale: torch.Tensor,
     base: torch.Tensor,
-    n: int,
-    n_iters: int,
-    eps: float,
-    post_mult: float,
-    pre_eps: float,
-    post_eps: float,
-    comb_order: str,
+    options: SplitOptions,
     wanted: Sequence[bool] = (True, True),
     choice: Choice | None = None,
 ) -> tuple[Some, Some]:
-    """(dmixes, dbase and dscale in one tensor), None if not wanted; an upstream gradient None counts as 0."""
-    if dpre is None and dpost is None and dcomb is None:
+    """(dmixes, dbase and dscale in one tensor), None for each that is not wanted."""
+    if all([t is None for t in upstream]):
         # Helion generates no kernel that writes nothing
         return only((torch.zeros_like(mixes), scale.new_zeros(base.numel() + 3).float()), wanted)
     mixes, scale, base = placed(mixes), parameter(scale), parameter(base)
-    upstream = dpre, dpost, dcomb = [None if t is None else placed(t) for t in (dpre, dpost, dcomb)]
+    upstream = dpre, dpost, dcomb = [None if t is None else placed(t) for t in upstream]
+    n, n_iters, eps, post_mult, _, _, comb_order = options
     tokens, columns = mixes.numel() // base.numel(), base.numel()
     whole = dpre is not None and dpost is not None and dcomb is not None
     dmixes = (torch.empty_like if whole else torch.zeros_like)(mixes) if wanted[0] else None

@@ -13,6 +13,8 @@ All take any leading shape; `implementation` is "helion" or "pytorch".
 from __future__ import annotations
 
 from helion_sinkhorn.ops.mhc.split import eager
+from helion_sinkhorn.ops.mhc.split.options import CoefficientGradients, SplitOptions
+from helion_sinkhorn.ops.mhc.split.partials import Reduce
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
@@ -28,32 +30,32 @@ ARGUMENTS = f"Tensor mixes, Tensor scale, Tensor base, {CONSTANTS}"
 implementations = Implementations("helion_sinkhorn.ops.mhc.split.launch", eager)
 
 
-def forward(mixes, scale, base, n, *arguments):
+def forward(mixes, scale, base, *arguments):
     """(pre, post, comb); see api.hc_split_sinkhorn."""
-    *arguments, implementation, out_dtype = arguments
+    *options, implementation, out_dtype = arguments
     with implementations.chosen_for(mixes, implementation) as module:
-        return module.forward(mixes, scale, base, n, *arguments, out_dtype)
+        return module.forward(mixes, scale, base, SplitOptions(*options), out_dtype)
 
 
-def forward_reduced(partials, squares, scale, base, size, norm_eps, eps_outside, n, *arguments):
+def forward_reduced(partials, squares, scale, base, size, norm_eps, eps_outside, *arguments):
     """(pre, post, comb, mixes, norms) of partial sums."""
-    *arguments, implementation, out_dtype = arguments
-    norm, own = (size, norm_eps, eps_outside), (n, *arguments, out_dtype)
+    *options, implementation, out_dtype = arguments
+    reduce, own = Reduce(squares, size, norm_eps, eps_outside), (SplitOptions(*options), out_dtype)
     with implementations.chosen_for(partials, implementation) as module:
         if module is not eager:
-            return module.forward_reduced(partials, squares, scale, base, *norm, *own)
-        mixes, norms = eager.reduce(partials, squares, *norm)
+            return module.forward_reduced(partials, reduce, scale, base, *own)
+        mixes, norms = eager.reduce(partials, reduce)
         # the fake operator says that they are, whatever the layout of the partial sums
         mixes = mixes.contiguous()
         return *eager.forward(mixes, scale, base, *own), mixes, norms
 
 
-def backward(dpre, dpost, dcomb, mixes, scale, base, n, *arguments):
+def backward(dpre, dpost, dcomb, mixes, scale, base, *arguments):
     """(dmixes, dbase and dscale) from the arguments of `forward` only."""
-    *arguments, implementation, wanted = arguments
-    given = dpre, dpost, dcomb, mixes, scale, base, n, *arguments, wanted
+    *options, implementation, wanted = arguments
+    upstream, options = CoefficientGradients(dpre, dpost, dcomb), SplitOptions(*options)
     with implementations.chosen_for(mixes, implementation) as module:
-        return filled(module.backward(*given), (mixes, base))
+        return filled(module.backward(upstream, mixes, scale, base, options, wanted), (mixes, base))
 
 
 def _empty_results(mixes, scale, base, n, *arguments):

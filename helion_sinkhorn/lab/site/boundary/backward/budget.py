@@ -16,17 +16,16 @@ from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
 from helion_sinkhorn.lab.post import budget as of_post
 from helion_sinkhorn.lab.pre import budget as of_pre
 from helion_sinkhorn.lab.rounding import SIGMAS, UNIT, chain, half_ulp
+from helion_sinkhorn.runtime.updates import Update
 
 RESULTS = ("df", "dx", "dpost", "dcomb", "dfn", "dweights")
 Limits = dict[str, tuple[torch.Tensor, torch.Tensor]]
 """The value in float64 and the largest error of each result."""
 
 
-def evaluated(
-    workload: MixesWorkload, dstreams, dy, dmixes, streams, f, x, post, comb, weights, fn
-) -> Limits:
+def evaluated(workload: MixesWorkload, update: Update, dstreams, dy, dmixes, streams, weights, fn) -> Limits:
     """RESULTS of (T, ...) tokens, each input of the dtype in which it is given, and fn (M, n C)."""
-    given = f, x, post, comb
+    given = update[:4]
     found = of_mixes.evaluated(workload, streams.flatten(1)[None], dmixes[None], fn[None])
     projection, shape = found["dx"], streams.shape
     grad, variance = upstream(dstreams, dy, streams, weights, projection)

@@ -56,13 +56,14 @@ class Composed(torch.autograd.Function):
 
     @staticmethod
     @with_signature
-    def forward(f, x, post, comb, bias, weights, fn, scale, base, y_norm, *options):
-        site, serves = SiteOptions(*options[:-1]), options[-1]
-        streams = of_post.call(f, x, post, comb, bias, site.comb_order, serves)
+    def forward(*arguments):
+        *update, weights, fn, scale, base, y_norm = arguments[:10]
+        site, serves = SiteOptions(*arguments[10:-1]), arguments[-1]
+        streams = of_post.call(*update, site.comb_order, serves)
         norm = site.norm_eps, site.eps_outside, site.precision
         mixes, norms = of_mixes.call(for_projection(streams), fn, *norm, serves)
-        split = x.size(-2), *site.of_split, serves, mixes.dtype
-        pre, post, comb = of_split.call(mixes, scale, base, *split)
+        split = site.of_split(streams.size(-2))
+        pre, post, comb = of_split.call(mixes, scale, base, *split, serves, mixes.dtype)
         given = streams, pre if weights is None else weights
         if y_norm is None:
             y = of_pre.call(*given, serves)
@@ -103,7 +104,7 @@ class Composed(torch.autograd.Function):
             given = dpre, dpost, dcomb, mixes, scale, base
             run = of_split.HcSplitSinkhornBackward, of_split.call_backward
             wanted = True, any(needed[7:9])
-            dmixes, sums = only(_run(*run, given, x.size(-2), *site.of_split, serves, wanted), wanted)
+            dmixes, sums = only(_run(*run, given, *site.of_split(x.size(-2)), serves, wanted), wanted)
             dscale, dbase = of_split.of_parameters(sums, needed[7:9], scale, base)
             given = dmixes, for_projection(wide), fn, mixes, norms
             run = of_mixes.HcMixesBackward, of_mixes.call_backward

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.mixes.launch import Partials
+from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.out import NONE, Out, room
 from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.pre.normed.launch import normalise
@@ -21,6 +22,7 @@ from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, Chosen, launch
 from helion_sinkhorn.runtime.space import power_of_two
+from helion_sinkhorn.runtime.updates import Update
 from helion_sinkhorn.runtime.views import flattened, flattened_streams, parameter, placed
 from helion_sinkhorn.runtime.wanted import Some
 
@@ -56,17 +58,10 @@ KERNELS = {
 
 
 def forward(
-    f: torch.Tensor,
-    x: torch.Tensor,
-    post: torch.Tensor,
-    comb: torch.Tensor,
-    bias: torch.Tensor | None,
-    weights: torch.Tensor | None,
-    fn: torch.Tensor,
-    scale: torch.Tensor,
-    base: torch.Tensor,
-    y_norm_weight: torch.Tensor | None,
-    *constants: object,
+    update: Update,
+    weights: Some,
+    site: SiteParameters,
+    options: SiteOptions,
     choices: Choices = NO_CHOICES,
     out: Out = NONE,
 ) -> Tensors:
@@ -79,29 +74,27 @@ def forward(
     arguments: each program reads all streams of its columns before it writes them, and coefficients are
     written when nothing reads the old ones any more.
     """
-    given = SiteOptions(*constants)
+    x, norm = update.x, site.y_norm_weight
     n, columns = x.shape[-2:]
     if n > MOST_STREAMS:
-        streams = post_launch.forward(f, x, post, comb, bias, given.comb_order, out=out.residual)
-        site = streams, fn, scale, base, weights, y_norm_weight
-        return streams, *site_launch.forward(*site, *constants, out=out)
-    call = call_for(n, columns, x.dtype, given.precision)
-    split = None if choices else prepared(fn, LAYOUT, call.mixes.parts)
+        streams = post_launch.forward(update, options.comb_order, out=out.residual)
+        return streams, *site_launch.forward(streams, site, weights, options, out)
+    call = call_for(n, columns, x.dtype, options.precision)
+    split = None if choices else prepared(site.fn, LAYOUT, call.mixes.parts)
     if split is None:
-        split = split_of(parameter(fn), call, choices.get(SPLIT))
-    update = f, x, post, comb, bias, weights
-    streams, y, *made = one_pass(*update, split, call, given.comb_order, choices.get(FORWARD), out)
-    if y_norm_weight is not None and (FINISH in choices or finish.is_short(len(made[0]), x)):
+        split = split_of(parameter(site.fn), call, choices.get(SPLIT))
+    chosen = choices.get(FORWARD)
+    streams, y, made = one_pass(update, weights, split, call, options.comb_order, chosen, out)
+    if norm is not None and (FINISH in choices or finish.is_short(len(made.squares), x)):
         own = None
         if y is None:
             y, own = room(out.y, x, (*x.shape[:-2], columns), x.dtype), streams
-        site = scale, base, y, own, y_norm_weight
-        return streams, y, *finish.run(*made, *site, call, given, out, choices.get(FINISH))
-    if y is not None and y_norm_weight is not None:
-        normalise(y, y_norm_weight, given.y_norm_eps)
-    found = coefficients(*made, x.shape[:-2], scale, base, n, call.mixes, given, out)
+        return streams, y, *finish.run(made, site, y, own, call, options, out, choices.get(FINISH))
+    if y is not None and norm is not None:
+        normalise(y, norm, options.y_norm_eps)
+    found = coefficients(made, x.shape[:-2], site, n, call.mixes, options, out)
     if y is None:
-        y = collapsed(streams, found[0], y_norm_weight, given.y_norm_eps, out.y)
+        y = collapsed(streams, found[0], norm, options.y_norm_eps, out.y)
     return streams, y, *found
 
 
@@ -120,24 +113,21 @@ def split_of(fn: torch.Tensor, call: SiteCall, choice: Choice | None = None) -> 
 
 
 def one_pass(
-    f: torch.Tensor,
-    x: torch.Tensor,
-    post: torch.Tensor,
-    comb: torch.Tensor,
-    bias: torch.Tensor | None,
+    update: Update,
     weights: Some,
     split: torch.Tensor,
     call: SiteCall,
     comb_order: str,
     choice: Choice | None = None,
     out: Out = NONE,
-) -> tuple[torch.Tensor, Some, torch.Tensor, torch.Tensor]:
-    """(streams (..., n, C), y (..., C), partials (T, splits, M), squares (T, splits)) of T tokens.
+) -> tuple[torch.Tensor, Some, Partials]:
+    """(streams (..., n, C), y (..., C), the partial sums of the streams' projection).
 
     Without weights y is None.
 
     streams and y are made in these shapes: of several results autograd lets nobody change a view in place.
     """
+    f, x, post, comb, bias = update
     n, columns = x.shape[-2:]
     streams, y = room(out.residual, x, x.shape, x.dtype), None
     if weights is not None:
@@ -145,9 +135,9 @@ def one_pass(
     f, x, post, comb = flattened(f, 1), flattened_streams(x), flattened(post, 1), flattened(comb, 2)
     bias, tokens = None if bias is None else placed(bias), x.size(0)
     splits = -(-columns // chunk_of(call))
-    partials = x.new_empty((tokens, splits, n * (n + 2)), dtype=torch.float32)
-    squares = x.new_empty((tokens, splits), dtype=torch.float32)
+    products = x.new_empty((tokens, splits, n * (n + 2)), dtype=torch.float32)
+    partials = Partials(products, x.new_empty((tokens, splits), dtype=torch.float32))
     rows = streams.view(tokens, n, columns), None if y is None else y.view(tokens, columns)
-    tensors = f, x, post, comb, bias, weights, split, *rows, partials, squares
+    tensors = f, x, post, comb, bias, weights, split, *rows, *partials
     launch(KERNELS[FORWARD], call, tensors, call.precision, comb_order, batch=tokens, choice=choice)
-    return streams, y, partials, squares
+    return streams, y, partials

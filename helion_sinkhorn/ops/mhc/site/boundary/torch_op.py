@@ -13,13 +13,14 @@ import functools
 
 import torch
 
-from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.post import torch_op as of_post
 from helion_sinkhorn.ops.mhc.site import torch_op as of_site
 from helion_sinkhorn.ops.mhc.split.torch_op import of_parameters
 from helion_sinkhorn.runtime import own_gradient
 from helion_sinkhorn.runtime.tokens import roles
 from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
+from helion_sinkhorn.runtime.updates import Update
 from helion_sinkhorn.runtime.wanted import cast, filled, only
 
 FORWARD, BACKWARD = "hc_boundary", "hc_boundary_backward"
@@ -30,13 +31,15 @@ backwards = Implementations("helion_sinkhorn.ops.mhc.site.boundary.backward.ways
 def forward(f, x, *arguments, **out):
     """(streams, y, pre, post, comb, mixes, norms)."""
     if x.numel() == 0:
-        return tuple(t.zero_() for t in _empty_results(f, x, *arguments))
+        return tuple(t.zero_() for t in _empty_results(f, x))
+    post, comb, bias, weights, fn, scale, base, y_norm_weight, *options = arguments
+    site = SiteParameters(fn, scale, base, y_norm_weight=y_norm_weight)
     with implementations.launching(x) as launch:
-        return launch.forward(f, x, *arguments, **out)
+        return launch.forward(Update(f, x, post, comb, bias), weights, site, SiteOptions(*options), **out)
 
 
 def _empty_results(f, x, *arguments):
-    return x.new_empty(x.shape), *of_site.empty_results(x, *arguments)
+    return x.new_empty(x.shape), *of_site.empty_results(x)
 
 
 def _keep(ctx, inputs, output):
@@ -53,15 +56,16 @@ def backward(dstreams, dy, dpre, dpost, dcomb, f, x, post, comb, bias, *given, o
 
     `over` allows to write over dstreams.
     """
-    upstream, kept = (dstreams, dy, dpre, dpost, dcomb), given[:8]
-    own, *constants, wanted = given[8:]
+    upstream = SiteGradients(dstreams, dy, dpre, dpost, dcomb)
     if x.numel() == 0:
         empty = _empty_gradients(*upstream, f, x, post, comb, bias, *given)
         return tuple(t.zero_() for t in empty)
-    weights, fn, _, base, *_ = kept
+    weights, fn, scale, base, y_norm_weight, streams, mixes, norms, own, *options, wanted = given
+    site = SiteParameters(fn, scale, base, y_norm_weight=y_norm_weight)
+    kept = Kept(streams, site, weights, mixes, norms, own)
+    update, options = Update(f, x, post, comb, bias), SiteOptions(*options)
     with backwards.launching(x) as ways:
-        given = f, x, post, comb, *kept
-        made = ways.backward(ways.Asked(upstream, given, bias, own, tuple(constants), wanted, over))
+        made = ways.backward(ways.Asked(upstream, update, kept, options, wanted, over))
     return filled(made, (f, x, post, comb, fn, base, weights, base))
 
 

@@ -64,6 +64,25 @@ KERNELS = {
 }  # fmt: skip
 
 
+class Given(NamedTuple):
+    """What the pass over the streams reads, flat in its T tokens."""
+
+    dstreams: Some
+    dy: Some
+    g: torch.Tensor
+    along: torch.Tensor
+    streams: torch.Tensor
+    split: torch.Tensor
+    """What `parts_of_fn` makes.  Its layout and `Pass.again` decide how products with fn are made; the config
+    does not, since the default may replace one that is refused."""
+    f: torch.Tensor
+    x: torch.Tensor
+    bias: Some
+    post: torch.Tensor
+    comb: torch.Tensor
+    weights: torch.Tensor
+
+
 class Pass(NamedTuple):
     """What the pass over the streams takes beside its tensors."""
 
@@ -92,22 +111,22 @@ def parts_of_fn(fn: torch.Tensor, call: SiteCall, together: bool) -> torch.Tenso
 
 
 def gradients(
-    given: tuple[Some, ...],
+    given: Given,
     pass_of: Pass,
     wanted: Sequence[bool] = (True,) * 5,
     choices: Choices = NO_CHOICES,
 ) -> tuple[Some, ...]:
-    """(df, dx, dpost, dcomb, dweights) of the tensors that `one_pass` takes, flat in their tokens."""
+    """(df, dx, dpost, dcomb, dweights), flat in their tokens."""
     if not any(wanted):
         return (None,) * 5
-    *_, post, comb, weights = given
+    like = given.post, given.comb, given.weights
     df, dx, *partials = one_pass(given, pass_of, wanted, choices.get(pass_of.kernel.name))
-    dpost, dcomb, dweights = summed(*partials, pass_of.call, (post, comb, weights), choices.get(SUMS))
-    return df, dx, dpost, None if dcomb is None else dcomb.view(comb.shape), dweights
+    dpost, dcomb, dweights = summed(*partials, pass_of.call, like, choices.get(SUMS))
+    return df, dx, dpost, None if dcomb is None else dcomb.view(given.comb.shape), dweights
 
 
 def one_pass(
-    given: tuple[Some, ...],
+    given: Given,
     pass_of: Pass,
     wanted: Sequence[bool] = (True,) * 5,
     choice: Choice | None = None,
@@ -115,14 +134,8 @@ def one_pass(
     """(df, dx, of_post, of_comb, of_weights), the last three as the kernel writes them.
 
     What is not wanted is None.
-
-    Args:
-        given: (dstreams, dy, g, along, streams, split, f, x, bias, post, comb, weights).  split is what
-            `parts_of_fn` makes.  Its layout and `again` decide how products with fn are made; the config
-            does not, since the default may replace one that is refused.
     """
-    f, x = given[6:8]
-    call = pass_of.call
+    x, call = given.x, pass_of.call
     tokens, n, columns = x.shape
     splits = -(-columns // CHUNK)
     sizes = n, n * n, n
@@ -131,10 +144,10 @@ def one_pass(
         for size, w in zip(sizes, wanted[2:], strict=True)
     ]
     into = None if pass_of.into is None else pass_of.into.view(x.shape)
-    df, dx = room_for((f, x), (wanted[0], wanted[1] and into is None))
+    df, dx = room_for((given.f, x), (wanted[0], wanted[1] and into is None))
     made = df, dx if into is None else into, *partials
     tensors = (*given, *(pass_of.norm or (None, None)), *made)
-    values = call.precision, pass_of.comb_order, given[5].dim() == 3, pass_of.again
+    values = call.precision, pass_of.comb_order, given.split.dim() == 3, pass_of.again
     launch(pass_of.kernel, call, tensors, *values, batch=tokens, choice=choice)
     return made
 

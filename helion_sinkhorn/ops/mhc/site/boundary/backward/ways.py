@@ -8,16 +8,17 @@ from typing import NamedTuple
 import torch
 
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
-from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteOptions
 from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.pre.normed import launch as normed_launch
 from helion_sinkhorn.ops.mhc.site import launch as site_launch
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch
 from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
-from helion_sinkhorn.ops.mhc.site.launch import Tensors, call_for
+from helion_sinkhorn.ops.mhc.site.launch import call_for
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.mhc.split import launch as split_launch
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, chosen_for
+from helion_sinkhorn.runtime.updates import Update
 from helion_sinkhorn.runtime.views import flattened, parameter, placed
 from helion_sinkhorn.runtime.wanted import Some
 
@@ -34,14 +35,10 @@ LARGEST = 1 << 62
 class Asked(NamedTuple):
     """The arguments of a backward, and which results are wanted."""
 
-    upstream: tuple[Some, ...]
-    """(dstreams, dy, dpre, dpost, dcomb), each of which may be None."""
-    given: Tensors
-    """(f, x, post, comb, weights, fn, scale, base, y_norm_weight, streams, mixes, norms)."""
-    bias: Some
-    own: bool
-    """Whether the weights are the site's own pre, as in V4, whose gradient flows into the mixes."""
-    constants: tuple[object, ...]
+    upstream: SiteGradients
+    update: Update
+    kept: Kept
+    options: SiteOptions
     wanted: Sequence[bool] = (True,) * 8
     """Which results are wanted; the others are None."""
     over: bool = False
@@ -49,18 +46,19 @@ class Asked(NamedTuple):
 
     @property
     def call(self) -> SiteCall:
-        x = self.given[1]
-        return call_for(*x.shape[-2:], x.dtype, SiteOptions(*self.constants).precision)
+        x = self.update.x
+        return call_for(*x.shape[-2:], x.dtype, self.options.precision)
 
     @property
     def is_second(self) -> bool:
         """Whether a pass over the streams and dy comes before the one over everything."""
-        return self.upstream[1] is not None and (self.own or self.given[8] is not None)
+        normed = self.kept.site.y_norm_weight is not None
+        return self.upstream.dy is not None and (self.kept.own or normed)
 
 
 def backward(asked: Asked) -> tuple[Some, ...]:
     """(df, dx, dpost, dcomb, dfn, dbase and dscale, dweights, the gradient of y_norm_weight)."""
-    x = asked.given[1]
+    x = asked.update.x
     if x.size(-2) <= MOST_STREAMS and is_faster(asked.call, x, asked.is_second):
         return in_one_pass(asked)
     return in_parts(asked)
@@ -80,19 +78,16 @@ def is_faster(call: SiteCall, x: torch.Tensor, second: bool) -> bool:
 
 def in_parts(asked: Asked) -> tuple[Some, ...]:
     """The backward of hc_site, and then that of hc_post; the results are as in `backward`."""
-    upstream, given, bias, own, constants, wanted, over = asked
-    f, x, post, comb, weights, fn, scale, base, y_norm_weight, streams, mixes, norms = given
-    site = streams, fn, scale, base, weights, y_norm_weight, mixes, norms, own
+    upstream, update, kept, options, wanted, over = asked
+    dstreams, f, x = upstream.dstreams, update.f, update.x
     # where df is summed for the gradient of the bias, nothing may have rounded the gradient of the streams
     dtype = torch.float32 if f.dtype.itemsize > x.dtype.itemsize else x.dtype
     of_update, of_site = wanted[:4], (any(wanted[:4]), *wanted[4:])
-    into = upstream[0] if over and upstream[0].dtype == dtype else None
-    given = *upstream, *site, *constants
-    dstreams, *made = site_launch.backward(*given, dtype=dtype, wanted=of_site, into=into)
+    into = dstreams if over and dstreams.dtype == dtype else None
+    dstreams, *made = site_launch.backward(upstream, kept, options, dtype, wanted=of_site, into=into)
     if dstreams is None:
         return *[None] * 4, *made
-    update = f, x, post, comb, bias, SiteOptions(*constants).comb_order
-    return *post_launch.backward(dstreams, *update, of_update, over=True), *made
+    return *post_launch.backward(dstreams, update, options.comb_order, of_update, over=True), *made
 
 
 def in_one_pass(asked: Asked, choices: Choices = NO_CHOICES) -> tuple[Some, ...]:
@@ -101,40 +96,39 @@ def in_one_pass(asked: Asked, choices: Choices = NO_CHOICES) -> tuple[Some, ...]
     Where the weights of the collapse are the site's own, or a norm follows it, they are read once more
     before.  `choices` of KERNELS, by name, replace the stored ones.
     """
-    upstream, given, bias, own, constants, wanted, over = asked
-    dstreams, dy, *of_coefficients = upstream
-    f, x, post, comb, weights, fn, scale, base, y_norm_weight, streams, mixes, norms = given
-    values, n, call = SiteOptions(*constants), x.size(-2), asked.call
-    of_mixes, rows = call.mixes, flattened(weights, 1)
+    upstream, update, kept, options, wanted, over = asked
+    f, x, post, comb, bias = update
+    streams, site, weights, mixes, norms, own = kept
+    dstreams, dy, of_coefficients = upstream.dstreams, upstream.dy, upstream.of_coefficients
+    call, rows = asked.call, flattened(weights, 1)
     *of_update, of_fn, of_sums, of_weights, of_norm = wanted
     stored, dweights, dnorm, behind = flattened(streams, 2), None, None, None
     second = asked.is_second or (dy is not None and launch.SECOND in choices)
     if second:
         of_first = any(of_update), of_weights or (own and any(wanted[:6])), of_norm
-        collapse = dy, stored, rows, y_norm_weight, values.y_norm_eps
+        collapse = dy, stored, rows, site.y_norm_weight, options.y_norm_eps
         dweights, dnorm, behind = before_the_pass(*collapse, call, of_first)
     if own and dweights is not None:
-        dpre, *rest = of_coefficients
-        of_coefficients = dweights if dpre is None else dpre.reshape(-1, n) + dweights, *rest
-        dweights = None
+        of_coefficients, dweights = of_coefficients.with_pre(dweights), None
     in_pass = *of_update, of_weights and dy is not None and not second
     needed = of_fn or any(in_pass), of_sums
-    dmixes, sums = split_launch.backward(*of_coefficients, mixes, scale, base, n, *values.of_split, needed)
+    given = mixes, site.scale, site.base, options.of_split(call.n)
+    dmixes, sums = split_launch.backward(of_coefficients, *given, needed)
     if dmixes is None:
         return *[None] * 5, sums, view_as(dweights, weights), dnorm
-    g, along = mixes_launch.upstream(*(flattened(t, 1) for t in (dmixes, mixes, norms)), of_mixes)
+    projected = mixes_launch.upstream(*(flattened(t, 1) for t in (dmixes, mixes, norms)), call.mixes)
     into = dstreams if over and dstreams.dtype == x.dtype and wanted[1] else None
     kernel = launch.KERNELS[launch.SECOND if second else launch.BACKWARD]
-    pass_of = launch.Pass(kernel, call, values.comb_order, behind, into=into)
+    pass_of = launch.Pass(kernel, call, options.comb_order, behind, into=into)
     pass_of, together = pass_of.as_chosen(stored, choices)
-    tensors = (
+    given = launch.Given(
         None if dstreams is None else flattened(dstreams, 2), None if dy is None else flattened(dy, 1),
-        g, along, stored, launch.parts_of_fn(parameter(fn), call, together),
+        *projected, stored, launch.parts_of_fn(parameter(site.fn), call, together),
         flattened(f, 1), flattened(x, 2), None if bias is None else placed(bias),
         flattened(post, 1), flattened(comb, 2), rows,
     )  # fmt: skip
-    made = launch.gradients(tensors, pass_of, in_pass, choices)
-    dfn = launch.projection(g, stored, call, choices.get(launch.PROJECTION)) if of_fn else None
+    made = launch.gradients(given, pass_of, in_pass, choices)
+    dfn = launch.projection(projected.g, stored, call, choices.get(launch.PROJECTION)) if of_fn else None
     df, dx, *rest = made
     dpost, dcomb, of_collapse = (
         view_as(t, like) for t, like in zip(rest, (post, comb, weights), strict=True)

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.mixes.launch import Partials
+from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.out import NONE, Out
 from helion_sinkhorn.ops.mhc.site.boundary.finish.space import FEW, default, space
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
@@ -45,41 +46,38 @@ def is_short(tokens: int, x: torch.Tensor) -> bool:
 
 
 def run(
-    partials: torch.Tensor,
-    squares: torch.Tensor,
-    scale: torch.Tensor,
-    base: torch.Tensor,
+    partials: Partials,
+    site: SiteParameters,
     y: torch.Tensor,
     streams: Some,
-    weight: torch.Tensor,
     call: SiteCall,
     options: SiteOptions,
     out: Out = NONE,
     choice: Choice | None = None,
 ) -> Tensors:
     """(pre, post, comb, mixes, norms), and over y (..., C) its norm, or that of the collapse of `streams`."""
-    tokens, splits, m = partials.shape
+    products, squares = partials
+    tokens, splits, m = products.shape
     n, lead = call.n, y.shape[:-1]
-    mixes, norms = partials.new_empty((tokens, m)), partials.new_empty((tokens, 2))
-    scale, base = parameter(scale), parameter(base)
-    made = rooms(partials, lead, n, torch.float32, out[1:4])
+    mixes, norms = products.new_empty((tokens, m)), products.new_empty((tokens, 2))
+    scale, base, weight = parameter(site.scale), parameter(site.base), placed(site.y_norm_weight)
+    made = rooms(products, lead, n, torch.float32, out[1:4])
     rows = y.view(tokens, -1)
     x = None if streams is None else streams.view(tokens, n, -1)
-    weight = placed(weight)
     tensors = (
-        partials, squares, mixes, norms, mixes, At(mixes, 2 * n), scale, base, At(base, 2 * n), *made,
-        None if x is None else partials, x, rows, weight,
+        products, squares, mixes, norms, mixes, At(mixes, 2 * n), scale, base, At(base, 2 * n), *made,
+        None if x is None else products, x, rows, weight,
     )  # fmt: skip
 
     def views(chosen: Chosen) -> tuple[Some, ...]:
         thread = thread_of(chosen.choice)
         pre, post, comb = made
         return (
-            partials, squares, mixes, norms, mixes.view(tokens, n + 2, n),
+            products, squares, mixes, norms, mixes.view(tokens, n + 2, n),
             logits_view(mixes[:, 2 * n :], n, thread), scale, base.view(n + 2, n),
             logits_view(base[2 * n :], n, thread, tokens), pre.view(tokens, n), post.view(tokens, n),
             written_view(comb.view(tokens, n * n), n, any(thread)),
-            None if x is None else partials[:, :, :n], x, rows, weight,
+            None if x is None else products[:, :, :n], x, rows, weight,
         )  # fmt: skip
 
     launch(

@@ -11,6 +11,7 @@ from helion_sinkhorn.ops.mhc.site.launch import call_for
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, launch
+from helion_sinkhorn.runtime.updates import Update
 from helion_sinkhorn.runtime.views import flattened, flattened_streams, parameter, placed
 from helion_sinkhorn.runtime.wanted import Some
 
@@ -28,11 +29,7 @@ KERNEL = Kernel(
 
 
 def forward(
-    f: torch.Tensor,
-    x: torch.Tensor,
-    post: torch.Tensor,
-    comb: torch.Tensor,
-    bias: Some,
+    update: Update,
     weights: torch.Tensor,
     norm_weight: Some,
     norm_eps: float,
@@ -40,6 +37,7 @@ def forward(
     choice: Choice | None = None,
 ) -> torch.Tensor:
     """y (..., C); the contract is mhc.last.hc_last's."""
+    f, x, post, comb, bias = update
     n, columns = x.shape[-2:]
     y = x.new_empty((*x.shape[:-2], columns))
     bias, norm_weight = (

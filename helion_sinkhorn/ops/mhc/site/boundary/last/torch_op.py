@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import Implementations, define
+from helion_sinkhorn.runtime.updates import Update
 
 NAME = "hc_last"
 implementations = Implementations("helion_sinkhorn.ops.mhc.site.boundary.last.launch")
@@ -16,8 +17,9 @@ def forward(f, x, *rest):
     """y; see mhc.last.hc_last."""
     if x.numel() == 0:
         return _empty_result(f, x)
+    post, comb, bias, *rest = rest
     with implementations.launching(x) as launch:
-        return launch.forward(f, x, *rest)
+        return launch.forward(Update(f, x, post, comb, bias), *rest)
 
 
 def _empty_result(f, x, *rest):
