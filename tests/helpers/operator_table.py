@@ -217,8 +217,8 @@ def _head_shapes(*lead):
 
 
 def _boundary(run):
-    def of(f, x, post, comb, bias, pre_next, fn, scale, base):
-        return tuple(run(f, x, post, comb, pre_next, fn, scale, base, 3, bias=bias))
+    def of(f, x, post, comb, bias, pre_next, *parameters):
+        return tuple(run(f, x, post, comb, pre_next, *parameters, 3, bias=bias))
 
     return of
 
@@ -226,8 +226,9 @@ def _boundary(run):
 def _normed_boundary(run):
     """A call in V4's order, which collapses by the weights of the site itself."""
 
-    def of(f, x, post, comb, bias, fn, scale, base, norm):
-        return tuple(run(f, x, post, comb, None, fn, scale, base, 3, bias=bias, y_norm_weight=norm))
+    def of(f, x, post, comb, bias, *parameters):
+        *site, norm = parameters
+        return tuple(run(f, x, post, comb, None, *site, 3, bias=bias, y_norm_weight=norm))
 
     return of
 
