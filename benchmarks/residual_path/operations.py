@@ -81,7 +81,8 @@ def normed_site(f, x, fn, scale, base, y_norm_weight, **options) -> Tensors:
 
 
 def normed_boundary(*given: torch.Tensor | None) -> Tensors:
-    """`boundary` with it, the last tensor; collapsed by its own weights where pre_next is None."""
+    """`boundary` and the sublayer's RMSNorm, whose weight comes last; with pre_next None its own weights
+    collapse the streams."""
     *of_boundary, norm = given
     options = {"y_norm_weight": norm, "y_norm_eps": EPS}
     return reference.hc_boundary(*of_boundary, ITERATIONS, EPS, EPS, **options)

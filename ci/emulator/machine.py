@@ -229,7 +229,7 @@ def launched(
 ) -> Arena:
     """Run a grid of workgroups and return the memory after it.
 
-    addresses: fills in the kernel's argument segment, of zeros, with where regions lie among others.
+    addresses: makes the kernel's argument segment, of so many bytes, from where the regions lie.
     elements: bytes of the smallest element of a region.
     """
     program = loaded.program

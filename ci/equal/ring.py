@@ -69,8 +69,10 @@ def briefly(optimize_module: Callable[..., None], least: Any) -> Callable[..., N
 
 
 def times_one(f: Any, log_mass: Any) -> Any:
-    """f itself, for a mass of one: PyTorch would add floats, and elements that look like NaN, of which every
-    256th does, would get other bits on a GPU than on a CPU.
+    """f itself, for a mass of one.
+
+    PyTorch would add log_mass in floats.  One element in 256 looks like NaN, whose bits an addition changes,
+    and differently on a GPU and on a CPU.
 
     Raises:
         ValueError: the mass is another.

@@ -18,7 +18,8 @@ NOT_EMULATED = (
 WORKLOADS: dict[str, tuple[str, ...]] = {
     "sinkhorn": ("two_matrices", "other_eps", "mhc_one_iteration", "beyond_exp_log"),
     "implicit": ("implicit_two",),
-    # gradients of marginals, and of more than one iteration, are finished by PyTorch, in floats
+    # PyTorch finishes gradients in floats: those of marginals are its sums; dX of one iteration has products
+    # by one, which leave all elements but those that look like NaN as they are
     "sinkhorn_large": (
         "large_one_iteration:P,dX",
         "large_rows:P,sinkhorn_large_first,sinkhorn_large_step,sinkhorn_large_columns,"

@@ -21,6 +21,7 @@ from helion_sinkhorn import hc_mixes, hc_post, hc_pre, hc_site, hc_split_sinkhor
 from helion_sinkhorn.lab.rounding import half_ulp
 from helion_sinkhorn.lab.site.budget import RESULTS
 from helion_sinkhorn.lab.site.workloads import ROWS
+from helion_sinkhorn.ops.mhc.options import SiteOptions
 from helion_sinkhorn.ops.mhc.site import api, crossing, torch_op
 
 CI = [row for row in ROWS if "ci" in row.tags]
@@ -77,6 +78,11 @@ def test_it_is_its_three_operators():
         mixes, scale, base, 4, 5, 1e-3, post_mult=1.5, pre_eps=1e-2, post_eps=1e-3, comb_order="oi"
     )
     assert_equal((y, post, comb), (hc_pre(x, pre), *rest))
+
+
+def test_options_have_the_defaults_of_the_models():
+    """The tests' own equations take their defaults from this record."""
+    assert SiteOptions() == (20, 1e-6, 1e-6, 2.0, None, 0.0, "io", "float32", False, 1e-6, "deepseek")
 
 
 def test_residual_is_x_itself():

@@ -70,7 +70,7 @@ def mixes(x, fn, norm_eps=1e-6, eps_outside=False, at: At = exactly):
 def coefficients(x, fn, scale, base, at: At = exactly, **options):
     """(pre, post, comb) of the streams; gates by logsigmoid, whose derivative does not cancel.
 
-    The options are those of `hc_site`.
+    It takes the options of `hc_site`.
     """
     of, n = SiteOptions(**options), x.size(-2)
     eps = of.eps

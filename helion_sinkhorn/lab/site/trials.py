@@ -53,8 +53,8 @@ def run_weights(call: SiteCall, choice: Choice, dy, x, weights) -> torch.Tensor:
 
 def run_backward(call: SiteCall, choice: Choice, *operands: torch.Tensor) -> Tensors:
     g, along, fn, dresidual, dy, x, weights = operands
-    given, others = mixes_launch.Upstream(g, along), mixes_launch.Others(dresidual, dy, weights)
-    return mixes_launch.gradients(given, x, fn, call, choice, others, launch.KERNELS[launch.BACKWARD])
+    given, dx_of = mixes_launch.Upstream(g, along), mixes_launch.Dx(dresidual, dy, weights)
+    return mixes_launch.gradients(given, x, fn, call, choice, dx_of, launch.KERNELS[launch.BACKWARD])
 
 
 def fn_alone(call: SiteCall, batch: int, device: str) -> Tensors:

@@ -59,7 +59,11 @@ class Problem(NamedTuple):
     cu_seqlens: Some = None
 
     def contiguous(self) -> Problem:
-        return Problem(*[x.contiguous() if isinstance(x, torch.Tensor) else x for x in self])
+        """The same with contiguous tensors, but for the initial state, which each walk lays out."""
+        made = [
+            x.contiguous() if isinstance(x, torch.Tensor) else x for x in self._replace(initial_state=None)
+        ]
+        return Problem(*made)._replace(initial_state=self.initial_state)
 
     def fitting(self) -> Problem:
         """The contiguous problem with its sides padded to sizes that a walk takes."""
@@ -72,7 +76,7 @@ class Problem(NamedTuple):
 
     @property
     def differentiable(self) -> tuple[Some, ...]:
-        """The tensors that have gradients, in the order of these."""
+        """The tensors that have gradients, in the order of the gradients."""
         return *self[:7], self.initial_state
 
     @property

@@ -1,4 +1,4 @@
-"""What travels together at a site: parameters, options, which are checked once, gradients, what is kept."""
+"""Records of a site: its parameters, its options, gradients, and what its backward needs."""
 
 from __future__ import annotations
 

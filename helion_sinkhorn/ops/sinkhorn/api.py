@@ -40,7 +40,7 @@ KERNEL_LARGEST = SMALL
 
 
 class Options(NamedTuple):
-    """The options of `sinkhorn` that decide, with the logits, whether a call is right and what serves it."""
+    """The options of `sinkhorn` that are checked together and decide which implementation runs."""
 
     n_iters: int = 20
     eps: float = DEFAULT_EPS

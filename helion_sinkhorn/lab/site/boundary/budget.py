@@ -119,7 +119,7 @@ class Inputs(NamedTuple):
 
     @classmethod
     def of_gate(cls, *everything: torch.Tensor) -> Inputs:
-        """The inputs of a boundary among the gate's, where the old streams replace those of hc_site."""
+        """The tensors of a boundary among all inputs of the gate: its old streams take the place of x."""
         _, *site, x, f, post, comb, weights, dpre = everything
         return cls(x, *site, f, post, comb, weights, dpre)
 

@@ -118,8 +118,9 @@ def walk(
     """(o, the states before every chunk, the last state), the first two if they are requested.
 
     Args:
-        do: walks back, whose o is dv: it takes do for v and has keys and queries exchanged.
-        initial: the state that the walk begins with.
+        do: for the walk back: it stands for v, keys and queries are exchanged, and o is dv.
+        initial: the state that the walk begins with, zeros if None; that of p is not read.
+        outputs, states: whether o, and the states before every chunk, are requested.
     """
     call = call_of(p)
     v, x, y, a = (p.v, s.qs, s.ks, s.a) if do is None else (do, s.ks, s.qs, s.a.mT)

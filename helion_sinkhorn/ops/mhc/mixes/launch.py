@@ -44,8 +44,8 @@ class Upstream(NamedTuple):
     """(T,), the factor of x that the norm adds to dx."""
 
 
-class Others(NamedTuple):
-    """The other gradients of x that dx is the sum of, and where it goes."""
+class Dx(NamedTuple):
+    """What dx is summed with, its dtype and its memory."""
 
     dresidual: Some = None
     """(T, n, C)."""
@@ -58,7 +58,7 @@ class Others(NamedTuple):
     """Contiguous memory for dx, maybe of dresidual: a kernel reads an entry before it writes it."""
 
 
-NO_OTHERS = Others()
+ALONE = Dx()
 
 
 def partials_facts(chosen: Chosen, call: MixesCall, precision: str) -> tuple[Any, ...]:
@@ -224,7 +224,7 @@ def gradients(
     fn: torch.Tensor,
     call: Any,
     choice: Choice | None = None,
-    others: Others = NO_OTHERS,
+    dx_of: Dx = ALONE,
     kernel: Kernel = KERNELS[BACKWARD],
     wanted: Sequence[bool] = (True, True),
 ) -> tuple[Some, Some]:
@@ -232,7 +232,7 @@ def gradients(
 
     `kernel` is one with this body, and `call` what its config is chosen for.
     """
-    (tokens, n, columns), m, (*beside, dtype, into) = x.shape, len(fn), others
+    (tokens, n, columns), m, (*beside, dtype, into) = x.shape, len(fn), dx_of
     shares = dict((choice or chosen_for(kernel, call, tokens, x)).variant)["shares"]
     dx = (torch.empty_like(x, dtype=dtype) if into is None else into.view(x.shape)) if wanted[0] else None
     sums = x.new_empty((shares, m, n, columns), dtype=torch.float32) if wanted[1] else None

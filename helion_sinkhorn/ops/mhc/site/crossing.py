@@ -62,8 +62,8 @@ def crossing(
 ) -> Crossing:
     """hc_site of the streams x, or of what `update` makes of them, collapsed by `weights` if they are given.
 
-    The caller has checked the tensors by `check_site` and `check_update`, and the options by
-    `SiteOptions.checked`.  Kernels write into the tensors of `direct`.
+    An update has the same x.  The caller has checked the tensors by `check_site` and `check_update`, and the
+    options by `SiteOptions.checked`.  Kernels write into the tensors of `direct`.
     """
     fn, scale, base, norm_weight, y_weight, comb = site
     serves = implementation_for(implementation, "x", x)

@@ -14,7 +14,7 @@ import torch
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
-from helion_sinkhorn.ops.mhc.mixes.launch import Others, Partials
+from helion_sinkhorn.ops.mhc.mixes.launch import Dx, Partials
 from helion_sinkhorn.ops.mhc.mixes.space import MixesCall
 from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.out import NONE, Out
@@ -61,7 +61,10 @@ def default_of(call: SiteCall, device: Device) -> Choice:
 def forward(
     x: torch.Tensor, site: SiteParameters, weights: Some, options: SiteOptions, out: Out = NONE
 ) -> Tensors:
-    """(y, pre, post, comb, mixes, norms) of torch_op's contract; the first four in `out` if it has them."""
+    """(y, pre, post, comb, mixes, norms) of torch_op's contract; the first four in `out` if it has them.
+
+    The site has no comb, and its norm_weight is in fn.
+    """
     n, columns = x.shape[-2:]
     streams, call = flattened_streams(x), call_for(n, columns, x.dtype, options.precision).mixes
     made = mixes_launch.sums(streams, site.fn, call, options.precision)
@@ -152,10 +155,10 @@ def backward(
     if into is None and wanted[0]:
         into = x.new_empty(x.shape, dtype=dtype)
     of_residual = None if upstream.dstreams is None else flattened(upstream.dstreams, 2)
-    others = Others(of_residual, dy, None if dy is None else weights, dtype, into)
+    dx_of = Dx(of_residual, dy, None if dy is None else weights, dtype, into)
     # no view is returned: the other owners of its memory would be unknown (`own_gradient`)
     _, dfn = mixes_launch.gradients(
-        projected, streams, projection, call, named, others, KERNELS[BACKWARD], of_projection
+        projected, streams, projection, call, named, dx_of, KERNELS[BACKWARD], of_projection
     )
     return into if wanted[0] else None, dfn, sums, dweights, dnorm
 

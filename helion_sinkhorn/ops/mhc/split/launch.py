@@ -43,7 +43,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class Reduction(NamedTuple):
-    """What the forward kernel takes and writes for partial sums; the defaults are those of mixes."""
+    """What the forward kernel takes and writes for partial sums; the defaults are for mixes."""
 
     norm: tuple[Any, ...] = (0, 0, 0, False, 0, 0.0, False)
     """(splits, first, together, tokens_first, size, norm_eps, eps_outside)."""
@@ -52,7 +52,7 @@ class Reduction(NamedTuple):
     norms: Some = None
 
 
-WHOLE = Reduction()
+NO_REDUCTION = Reduction()
 _tiles: dict[Hashable, int] = {}
 """The number of tiles of a launch of the backward kernel, by the key of the kept launch."""
 
@@ -120,7 +120,7 @@ def forward(
 ) -> Tensors:
     """(pre, post, comb), in the tensors of `into` if given; the contract is api.hc_split_sinkhorn's."""
     made = rooms(mixes, mixes.shape[:-1], options.n, out_dtype, into)
-    launch_forward(mixes, scale, base, made, options, WHOLE, choice)
+    launch_forward(mixes, scale, base, made, options, NO_REDUCTION, choice)
     return made
 
 

@@ -64,8 +64,8 @@ def padded(k: int) -> int:
 
 
 def placed_of(given: Matrices) -> Matrices:
-    """The call with its logits placed for vector loads."""
-    return Matrices(placed(given.logits), *given[1:])
+    """The same with logits placed for vector loads."""
+    return given._replace(logits=placed(given.logits))
 
 
 def launches_of(eps: float, wide: bool) -> Any:
@@ -191,8 +191,7 @@ def backward(
     rows[0].zero_()
     terms = of_products(of, rows, columns) if eps else low_rank(of, rows, columns)
     bases, base_f, *others = terms
-    if log_mass is not None:
-        base_f = base_f + log_mass.unsqueeze(1)
+    base_f = times(base_f, None if log_mass is None else log_mass.unsqueeze(1))
     # the first row step uses its own sums, so its entries and r may have any common factor
     factor = None if log_mass is None else log_mass.clamp(min=0.0)
     first_r = torch.zeros_like(log_r) if eps else times(log_r, factor)
