@@ -60,10 +60,9 @@ class Problem(NamedTuple):
 
     def contiguous(self) -> Problem:
         """The same with contiguous tensors, but for the initial state, which each walk lays out."""
-        made = [
-            x.contiguous() if isinstance(x, torch.Tensor) else x for x in self._replace(initial_state=None)
-        ]
-        return Problem(*made)._replace(initial_state=self.initial_state)
+        start = self.initial_state
+        made = [x.contiguous() if isinstance(x, torch.Tensor) and x is not start else x for x in self]
+        return Problem(*made)
 
     def fitting(self) -> Problem:
         """The contiguous problem with its sides padded to sizes that a walk takes."""

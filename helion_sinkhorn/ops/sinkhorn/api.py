@@ -143,7 +143,8 @@ def sinkhorn(
     if parts is not None:
         logits, first, implementation = parts.part, parts.first, "pytorch"
     options = Options(n_iters, eps, form, first, backward, out_dtype)
-    serves = served_by(logits, options, implementation, of.has_marginals)
+    has_marginals = of.has_marginals
+    serves = served_by(logits, options, implementation, has_marginals)
     dtype = out_dtype or logits.dtype
     if of is not NO_OPTIONS:
         of.check(logits, form, backward)
@@ -159,7 +160,7 @@ def sinkhorn(
         serves = "helion" if parts.by_kernels else "pytorch"
         p = marginals.run(logits, of, n_iters, own_eps, first, serves, dtype, parts.ranks)[0]
         return parts.whole(p)
-    if of.has_marginals or (implicit is None and is_large(logits, n_iters, own_eps)):
+    if has_marginals or (implicit is None and is_large(logits, n_iters, own_eps)):
         return marginals.run(logits, of, n_iters, own_eps, first, serves, dtype)[0]
     if of is not NO_OPTIONS:
         logits = logits.to(computing(logits.dtype)) / temperature
