@@ -20,7 +20,7 @@ from helion_sinkhorn import Out, hc_boundary, hc_prepare
 
 MILLISECONDS = 10.0
 COPIED = 1 << 29
-SHOWN = "scheme", "columns", "tokens", "us", "us_unprepared", "floor_us", "kernels"
+SHOWN = "scheme", "columns", "tokens", "us", "us_unprepared", "us_vllm", "floor_us", "kernels"
 SCHEMES = {"V4.1": "normed_boundary", "V4": "normed_seam"}
 
 
@@ -40,6 +40,38 @@ def seams(scheme: str, tokens: int, columns: int):
         hc_boundary(*given, y_norm_weight=weight, y_norm_eps=EPS, out=out)
 
     return run, [own for own, _ in layers]
+
+
+def of_vllm(scheme: str, tokens: int, columns: int):
+    """The same seams by the kernels of an installed vLLM; raises AssertionError if its results are others."""
+    from vllm.model_executor.kernels.mhc import tilelang as kernels
+
+    *update, fn, scale, base, norm = drawn(SCHEMES[scheme], tokens, columns, "cuda")
+    f, x, post, comb, *pre_next = update
+    turn = itertools.cycle([fn.clone() for _ in range(GRAPH_CALLS)])
+
+    def run(own: torch.Tensor | None = None):
+        given = f, x, post.unsqueeze(-1), comb, next(turn) if own is None else own, scale, base
+        constants, normed = (EPS, EPS, EPS, 2.0, ITERATIONS), {"norm_weight": norm, "norm_eps": EPS}
+        if pre_next:
+            return kernels.mhc_fused_post_pre_delayed_tilelang(
+                *given, *constants, pre_mix=pre_next[0], **normed
+            )
+        return kernels.mhc_fused_post_pre_tilelang(*given, *constants, **normed)
+
+    ours = hc_boundary(
+        *[*update, None][:5], fn, scale, base, ITERATIONS, EPS, EPS, y_norm_weight=norm, y_norm_eps=EPS
+    )
+    streams, post_of, comb_of, y, *_ = run(fn)
+    # their projection may be in TF32
+    for theirs, own in (
+        (streams, ours.residual),
+        (post_of[..., 0], ours.post),
+        (comb_of, ours.comb),
+        (y, ours.y),
+    ):
+        torch.testing.assert_close(theirs.float(), own.float(), rtol=0.02, atol=0.02)
+    return run
 
 
 def by_kernel(run, calls: int = 20) -> dict[str, float]:
@@ -80,10 +112,12 @@ def rows(options: argparse.Namespace):
         with torch.inference_mode():
             us, low, high = graph(lambda run=run: run, MILLISECONDS)
             kernels = by_kernel(run) if tokens in options.profile else {}
+            theirs = of_vllm(scheme, tokens, columns) if options.vllm else None
+            us_vllm = round(graph(lambda run=theirs: run, MILLISECONDS)[0], 2) if theirs else ""
         yield {
             "scheme": scheme, "columns": columns, "tokens": tokens,
             "us": round(us, 2), "us_20": round(low, 2), "us_80": round(high, 2),
-            "us_unprepared": round(anew, 2),
+            "us_unprepared": round(anew, 2), "us_vllm": us_vllm,
             "floor_us": round(moved(scheme, tokens, columns) / rate, 2),
             "kernels": " + ".join(f"{name} {t:.2f}" for name, t in kernels.items()),
         }  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.runtime import program_cache, shipped
+from helion_sinkhorn.runtime import overlap, program_cache, shipped
 from helion_sinkhorn.runtime.kernel import Built
 from helion_sinkhorn.runtime.standalone import load, standalone
 
@@ -46,7 +46,8 @@ def found(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) -> Calla
     if came := shipped.program(kernel.kernel, kernel.name, decided, device):
         return came
     # only then: the name has a digest of every module
-    return program_cache.kept(program_cache.file_name(kernel.name, decided, device), kernel.name)
+    name = program_cache.file_name(kernel.name, decided, device)
+    return program_cache.kept(name, kernel.name, lambda code: overlap.adapted(code, kernel.kernel, device))
 
 
 def decisions(
@@ -85,7 +86,8 @@ def generated(
             # one text may be that of several signatures, each with a name of its own
             if before and program_cache.is_unchanged():
                 keep(code)
-            return load(code, kernel.name)
+            device = next(a.device for a in args if isinstance(a, torch.Tensor))
+            return load(overlap.adapted(code, kernel.kernel, device), kernel.name)
         from helion.runtime import default_launcher
 
         (config,) = kernel.helion.configs

@@ -164,18 +164,19 @@ def _heading(code: str) -> str:
     return f"# sha256 {hashlib.sha256(code.encode()).hexdigest()}\n"
 
 
-def kept(name: str, host: str) -> Callable[..., Any] | None:
+def kept(name: str, host: str, adapted: Callable[[str], str] = str) -> Callable[..., Any] | None:
     """The host function of a kept program; None if there is none that may be executed.
 
     Args:
         name: of the file.
         host: the function's name.
+        adapted: makes of the code what runs.
     """
     try:
         heading, _, code = _content(name).decode().partition("\n")
         if heading + "\n" != _heading(code):
             raise ValueError("its first line is not the hash of the rest")
-        return load(code, host, str(folder() / name))
+        return load(adapted(code), host, str(folder() / name))
     except FileNotFoundError:
         return None
     except Exception as error:  # damaged, or of other versions with the same name

@@ -19,7 +19,7 @@ import torch
 
 from helion_sinkhorn.configs import settings, store
 from helion_sinkhorn.configs.atomic import replace
-from helion_sinkhorn.runtime import program_cache
+from helion_sinkhorn.runtime import overlap, program_cache
 from helion_sinkhorn.runtime.fingerprint import fingerprint_of
 from helion_sinkhorn.runtime.kernel import Kernel
 from helion_sinkhorn.runtime.standalone import load
@@ -100,7 +100,9 @@ def program(
         return None
     of = key(decided, device)
     code = programs(kernel).get(of)
-    return None if code is None else load(code, name, str(path_of(kernel) / f"{of}.py"))
+    if code is None:
+        return None
+    return load(overlap.adapted(code, kernel, device), name, str(path_of(kernel) / f"{of}.py"))
 
 
 def write(kernel: Kernel, stacks: Mapping[str, Programs]) -> None:

@@ -408,7 +408,7 @@ def test_threads_generate_one_after_another(monkeypatch):
     monkeypatch.setattr(generated, "bound", bound)
     monkeypatch.setattr(generated, "code_of", lambda kernel, program: "def host():\n    return 41\n")
     with ThreadPoolExecutor(4) as pool:
-        hosts = list(pool.map(lambda _: generated.generated(kernel_of(), ()), range(8)))
+        hosts = list(pool.map(lambda _: generated.generated(kernel_of(), (torch.zeros(3),)), range(8)))
     assert [host() for host in hosts] == [41] * 8
     assert most == 1
 

@@ -11,8 +11,9 @@ from large_calls import assert_near, exact, given, on, results
 from reference_mode import each_device
 
 from helion_sinkhorn import reference
+from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.sinkhorn.logits import make_logits
-from helion_sinkhorn.ops.sinkhorn.large import launch
+from helion_sinkhorn.ops.sinkhorn.large import calls, launch, space
 from helion_sinkhorn.ops.sinkhorn.large.sides import Matrices
 
 BY_NIGHT = pytest.mark.nightly(
@@ -198,10 +199,10 @@ def test_without_a_gradient_nothing_is_kept():
     ("n", "m", "dtype", "step"),
     [
         (1024, 1024, torch.float32, 8),
-        (1025, 1025, torch.float32, 4),
-        (1025, 1025, torch.bfloat16, 8),
-        (1025, 1026, torch.bfloat16, 12),
-        (1026, 1026, torch.float32, 6),
+        (1025, 1025, torch.float32, 8),
+        (1025, 1025, torch.bfloat16, 16),
+        (1025, 1026, torch.bfloat16, 16),
+        (1026, 1026, torch.float32, 8),
         (3001, 3001, torch.float32, 4),
     ],
 )
@@ -221,3 +222,16 @@ def test_groups_of_a_gradient_follow_the_narrowest_tensor(monkeypatch):
     monkeypatch.setattr(launch, "together", lambda t, *ranks: seen.append(t.dtype) or [slice(len(t))])
     by_launches((x, r, c, dy.bfloat16(), df, dg), 2, "rows")
     assert seen == [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_transposed_matrix_is_read_by_whole_sectors(dtype, device):
+    """DINO's matrix, whose columns are normalised first: row by row, 4 of every 32 bytes would be used."""
+    x = torch.empty(1, 1229, 98304, dtype=dtype, device="meta")
+    apart, beside = calls.call_of(x.mT), calls.call_of(x.mT.contiguous())
+    assert (apart.turned, beside.turned) == (True, False)
+    assert dict(apart.key).items() - dict(beside.key).items() == {("turned", True)}
+    (block,) = dict(space.rows_default(apart, DEVICES[device])[0])["block_sizes"]
+    assert block * x.element_size() == space.SECTOR
+    assert {k["rows"][0] >= block for k in space.rows_space(apart, DEVICES[device])} == {True}

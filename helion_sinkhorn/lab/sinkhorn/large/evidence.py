@@ -28,6 +28,8 @@ BOTH = {"wide_rows", "wide_columns"}
 GRADIENTS = "dX", "drows", "dcolumns"
 JUDGED_ROWS = 32
 """Rows of matrices with which kernels of long lines are tested; whole ones would take 40 GB in float64."""
+MOST_JUDGED_ROWS = 2048
+"""Rows of matrices with which the others are tested, for the same reason: DINO's have 98304."""
 LAUNCHED = {
     (False, False):
         "first step columns columns_of_logs write sums turn back gather gradient",
@@ -39,8 +41,8 @@ LAUNCHED = {
 
 
 def call_of(workload: LargeWorkload) -> LargeCall:
-    sizes = workload.n, workload.m
-    return call_for(*(sizes if workload.first == "rows" else sizes[::-1]), workload.dtype)
+    n, m, turned = workload.n, workload.m, workload.first == "cols"
+    return call_for(*((m, n) if turned else (n, m)), workload.dtype, turned)
 
 
 def kernel_calls(workload: LargeWorkload) -> Iterator[tuple[str, Any]]:
@@ -51,11 +53,13 @@ def kernel_calls(workload: LargeWorkload) -> Iterator[tuple[str, Any]]:
 
 def of_call(kernel: str, call: LargeCall, batch: int) -> LargeWorkload:
     dtype, form = getattr(torch, call.dtype), "deepseek" if "_eps_" in kernel else "log"
-    n, longest = call.n, launch.LONGEST
+    n, longest = min(call.n, MOST_JUDGED_ROWS), launch.LONGEST
     if "_wide_" in kernel or call.m > longest:
         n, longest = min(n, JUDGED_ROWS), 0
+    sizes, first = ((call.m, n), "cols") if call.turned else ((n, call.m), "rows")
     return LargeWorkload(
-        "tried", n, call.m, batch, frozenset(), "a trial", dtype=dtype, spread=1.0, form=form, longest=longest
+        "tried", *sizes, batch, frozenset(), "a trial", first=first, dtype=dtype, spread=1.0, form=form,
+        longest=longest,
     )  # fmt: skip
 
 
@@ -104,7 +108,7 @@ def _shapes(call: LargeCall, batch: int) -> dict[str, tuple[int, ...]]:
     segments = 3, 2 * launch.segment_of(call.n, call.m)
     sums = -(-call.n // 8) if call.m <= launch.LONGEST else 0
     return {
-        "rows": rows, "columns": columns, "matrix": (batch, call.n, call.m), "scale": (1,),
+        "rows": rows, "columns": columns, "scale": (1,),
         "parts": (batch, max(2, sums), call.m),
         "left": (batch, *segments, call.n), "right": (batch, *segments, call.m),
         "base_f": (batch, segments[0], call.n), "base_g": (batch, segments[0], call.m),
@@ -151,10 +155,16 @@ def alone(name: str) -> Alone:
     """One launch of a kernel by itself."""
     kinds = OPERANDS[name].split()
 
+    def matrix(call: LargeCall, batch: int, device: str) -> torch.Tensor:
+        shape = (batch, call.m, call.n) if call.turned else (batch, call.n, call.m)
+        (x,) = noise(device, call.dtype, shape)
+        return x.mT if call.turned else x
+
     def operands(call: LargeCall, batch: int, device: str) -> Tensors:
         shapes = _shapes(call, batch)
         return tuple(
-            noise(device, call.dtype if kind == "matrix" else "float32", shapes[kind])[0] for kind in kinds
+            matrix(call, batch, device) if kind == "matrix" else noise(device, "float32", shapes[kind])[0]
+            for kind in kinds
         )
 
     def run_it(call: LargeCall, choice: Choice, *given: torch.Tensor) -> torch.Tensor:

@@ -80,7 +80,8 @@ class LargeWorkload(Sized):
 def _large(n: int, m: int, batch: int, source: str, **options: Any) -> LargeWorkload:
     of = LargeWorkload("", n, m, batch, frozenset({"tune", "bench"}), source, **options)
     form = "" if of.form == "log" else f"_{of.form}"
-    return replace(of, name=f"large_{n}x{m}_{SHORT[of.dtype]}_b{batch}{form}")
+    first = "" if of.first == "rows" else f"_{of.first}"
+    return replace(of, name=f"large_{n}x{m}_{SHORT[of.dtype]}_b{batch}{form}{first}")
 
 
 def _judged(name: str, source: str, **options: Any) -> LargeWorkload:
@@ -117,5 +118,7 @@ ROWS = [
     _large(1024, 1024, 1, "one large matrix, doubly stochastic", form="deepseek"),
     _large(1024, 1024, 8, "a batch of large matrices", form="deepseek"),
     _large(256, 256, 64, "mixing of 256 streams", form="deepseek"),
-    _large(1229, 98304, 1, "DINO: lines longer than a program can have whole"),
+    _large(1229, 98304, 1, "DINO with samples first: lines longer than a program can have whole"),
+    _large(1229, 98304, 1, "DINO: prototypes first, whose entries are apart", first="cols"),
+    _large(1024, 1024, 8, "a batch of matchings by columns first", first="cols"),
 ]  # fmt: skip

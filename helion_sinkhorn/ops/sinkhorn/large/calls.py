@@ -34,9 +34,15 @@ ROOM = "helion_sinkhorn.ops.sinkhorn.large"
 
 
 @functools.lru_cache(maxsize=4096)
-def call_for(n: int, m: int, dtype: torch.dtype) -> LargeCall:
+def call_for(n: int, m: int, dtype: torch.dtype, turned: bool = False) -> LargeCall:
     """What configs are chosen for; the n lines are normalised first."""
-    return LargeCall(str(dtype)[6:], n, m)
+    return LargeCall(str(dtype)[6:], n, m, turned)
+
+
+def call_of(x: torch.Tensor) -> LargeCall:
+    """`call_for` of matrices whose rows are normalised first."""
+    n, m = x.shape[-2:]
+    return call_for(n, m, x.dtype, n > 1 and x.stride(-2) < x.stride(-1))
 
 
 def rows_facts(chosen: Chosen, call: LargeCall, *numbers: Any) -> tuple[Any, ...]:
@@ -79,6 +85,7 @@ eps_rows, eps_columns, eps_whole = (inverting(f) for f in (rows_facts, columns_f
 KERNELS = {
     name: Kernel(
         name, f"{ROOM}.{body}:{name}", LargeCall, default, space, facts, numbers=numbers,
+        traits=frozenset({"short"}),
     )
     for name, body, default, space, facts, numbers in (
         ("sinkhorn_large_first", "kernels", rows_default, default_only(rows_default), rows_facts, 0),
@@ -122,8 +129,8 @@ class Calls:
 
     def __init__(self, x: torch.Tensor, choices: Choices, call: LargeCall | None = None) -> None:
         self.x = x
-        self.batch, n, m = x.shape
-        self.call = call or call_for(n, m, x.dtype)
+        self.batch = len(x)
+        self.call = call or call_of(x)
         self.choices = choices
         self.parts: dict[int, torch.Tensor] = {}
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.large import eps_launch, log_launch, sides, wide_launch
-from helion_sinkhorn.ops.sinkhorn.large.calls import KERNELS, Calls, State, call_for, place
+from helion_sinkhorn.ops.sinkhorn.large.calls import KERNELS, Calls, State, call_of, place
 from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks
 from helion_sinkhorn.ops.sinkhorn.large.sides import (
     LONGEST,
@@ -18,7 +18,6 @@ from helion_sinkhorn.ops.sinkhorn.large.sides import (
     empty_results,
     kept_entries,
     kept_vectors,
-    lead_first,
     of_order_one,
 )
 from helion_sinkhorn.ops.sinkhorn.scaling import EXPONENT_BUDGET, may_overflow
@@ -27,8 +26,8 @@ from helion_sinkhorn.runtime.views import VECTOR_BYTES, matrices_of, placed
 
 MOST_TOGETHER = 4
 """The most iterations of a segment."""
-GROUP_BYTES = 32 << 20
-"""Bytes of the logits that run all iterations together, so that they stay in L2."""
+GROUP_BYTES = 34 << 20
+"""Bytes of the logits that run all iterations together and stay in L2: room for 8 of 1025 x 1025."""
 
 
 def marginals_of(
@@ -271,8 +270,9 @@ def of_products(of: State, rows: torch.Tensor, columns: torch.Tensor) -> tuple[t
 
 def describe(x: torch.Tensor, first: str, eps: float) -> tuple[str, str, str]:
     """(device, forward choice, backward choice) of the kernels that read a matrix in each iteration."""
-    batch, (n, m) = matrices_of(x), lead_first(first, *x.shape[-2:])
-    call = call_for(n, m, x.dtype)
-    step, back = ("wide_rows",) * 2 if m > LONGEST else ("eps_step", "eps_back") if eps else ("step", "back")
+    batch, call = matrices_of(x), call_of(sides.turned(first, x))
+    step, back = (
+        ("wide_rows",) * 2 if call.m > LONGEST else ("eps_step", "eps_back") if eps else ("step", "back")
+    )
     chosen = (str(chosen_for(KERNELS[f"sinkhorn_large_{k}"], call, batch, x)) for k in (step, back))
     return f"{device_of(x).key} ({x.device})", *chosen

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from helion_sinkhorn.configs.device import Device
-from helion_sinkhorn.configs.store import Keyed
+from helion_sinkhorn.configs.store import Key, Keyed, key_of
 from helion_sinkhorn.runtime.space import Grid, Items, power_of_two
 
-LINES = 4, 8, 16, 32
-"""Numbers of rows in a program that the tuner tries."""
+SECTOR = 32
+"""Bytes that a GPU's memory delivers together."""
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,21 @@ class LargeCall(Keyed):
     dtype: str
     n: int
     m: int
+    turned: bool = False
+    """Whether lines are beside each other in memory and the entries of a line apart, as in a transpose."""
+
+    @property
+    def key(self) -> Key:
+        # entries of calls whose lines are contiguous do not name it
+        return key_of({name: value for name, value in vars(self).items() if value is not False})
+
+    @property
+    def beside(self) -> int:
+        """Rows that have to be read at once, so that no sector of memory is read in vain."""
+        return SECTOR // (4 if self.dtype == "float32" else 2) if self.turned else 1
 
     def __str__(self) -> str:
-        return f"{self.dtype} {self.n}x{self.m}"
+        return f"{self.dtype} {self.n}x{self.m}{' turned' if self.turned else ''}"
 
 
 def together(call: LargeCall, device: Device, warps: int, entries: int) -> int:
@@ -34,13 +46,41 @@ def warps_of(call: LargeCall, device: Device) -> int:
     return max(1, min(1024 // device.warp_size // 2, power_of_two(call.m) // (16 * device.warp_size)))
 
 
+def lines(call: LargeCall) -> tuple[int, ...]:
+    """Numbers of rows in a program that the tuner tries.
+
+    Matrices beyond 8192 rows have more, since few programs add up the parts of the columns' sums, one from
+    each program of rows.
+    """
+    times = max(1, power_of_two(call.n // 8192 + 1) // 2)
+    return tuple(k * times for k in (4, 8, 16, 32))
+
+
+def warps_beside(call: LargeCall, device: Device, entries: int, least: int = 4) -> int:
+    """The fewest warps that have `beside` rows at once, with this many entries for each thread."""
+    warps = max(least, warps_of(call, device))
+    most = 1024 // device.warp_size
+    while warps < most and together(call, device, warps, entries) < call.beside:
+        warps *= 2
+    return warps
+
+
+def of_thread(call: LargeCall, device: Device, usual: int) -> int:
+    """Entries of a block of rows in each thread: more for transposed matrices, except where a program's 1024
+    threads would have too few registers for them.
+    """
+    several = 32
+    fits = call.turned and warps_beside(call, device, several) * device.warp_size < 1024
+    return several if fits else usual
+
+
 def tiles(call: LargeCall, device: Device, *, least: int) -> tuple[Items, ...]:
     """Configs with 8, 16 or 32 entries of a block of rows in each thread, and few warps or twice as many."""
-    warps = max(least, warps_of(call, device))
     return tuple(
         (("block_sizes", (together(call, device, w, entries),)), ("num_warps", w))
-        for w in (warps, 2 * warps)
         for entries in (8, 16, 32)
+        for fewest in (warps_beside(call, device, entries, least),)
+        for w in (fewest, 2 * fewest)
         if w * device.warp_size <= 1024 and w * device.warp_size * entries >= power_of_two(call.m)
     )
 
@@ -48,16 +88,17 @@ def tiles(call: LargeCall, device: Device, *, least: int) -> tuple[Items, ...]:
 def rows_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
     # with eight rows a program, the parts of the columns' sums are an eighth of the matrix, and 1024 rows
     # make 128 programs
-    warps = max(4, warps_of(call, device))
-    block = min(8, together(call, device, warps, 16))
-    return (("block_sizes", (block,)), ("num_warps", warps)), (("rows", 8),)
+    entries = of_thread(call, device, 16)
+    warps = warps_beside(call, device, entries)
+    block = min(max(8, call.beside), together(call, device, warps, entries))
+    return (("block_sizes", (block,)), ("num_warps", warps)), (("rows", max(lines(call)[1], block)),)
 
 
 def rows_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
     grids = []
     for config in tiles(call, device, least=4):
         block = dict(config)["block_sizes"][0]
-        rows = tuple(k for k in LINES if block <= k and 2 * k <= max(call.n, 16))
+        rows = tuple(k for k in lines(call) if block <= k and 2 * k <= max(call.n, 16))
         if rows:
             grids.append({"config": (config,), "rows": rows})
     return tuple(grids)
@@ -77,43 +118,59 @@ def columns_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
 
 
 def write_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
+    if call.turned:
+        return (("block_sizes", (64, 32)), ("num_warps", 4)), ()
     columns = min(power_of_two(call.m), 1024)
     return (("block_sizes", (max(1, 2048 // columns), columns)), ("num_warps", 4)), ()
 
 
 def whole_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
     # with 16 entries a thread, matrices of 16 bits whose rows are not aligned spill: 130 x 129 on sm_90
-    warps = max(4, warps_of(call, device))
-    return (("block_sizes", (together(call, device, warps, 8),)), ("num_warps", warps)), ()
+    entries = of_thread(call, device, 8)
+    warps = warps_beside(call, device, entries)
+    return (("block_sizes", (together(call, device, warps, entries),)), ("num_warps", warps)), ()
 
 
 def whole_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
     return ({"config": tiles(call, device, least=4)},)
 
 
-def width(call: LargeCall, most: int) -> int:
-    """Entries of a line in a tile: a short line has several tiles too."""
-    return min(most, max(16, power_of_two(call.m) // 4))
+def along(k: int, most: int = 2048) -> tuple[int, int]:
+    """A tile for sums over lines of k entries that are beside each other: a short line has several too."""
+    return min(most, max(16, power_of_two(k) // 4)), 1
+
+
+def across(k: int, most: int = 128) -> tuple[int, int]:
+    """A tile for sums over 16 lines at a time, for each of their k entries."""
+    return 16, along(k, most)[0]
+
+
+ALONG = (1024, 1), (2048, 1), (4096, 1), (1024, 4), (2048, 2)
+ACROSS = (16, 64), (8, 128), (16, 128), (32, 128), (8, 256), (4, 512)
 
 
 def wide_rows_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
-    return (("block_sizes", (width(call, 2048), 1)), ("num_warps", 4)), ()
+    return (("block_sizes", across(call.n) if call.turned else along(call.m)), ("num_warps", 4)), ()
 
 
 def wide_gradient_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
     # 8 entries a thread, since 16 spill in the deepseek form
-    return (("block_sizes", (width(call, 8 * 4 * device.warp_size), 1)), ("num_warps", 4)), ()
-
-
-def wide_rows_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
-    blocks = (1024, 1), (2048, 1), (4096, 1), (1024, 4), (2048, 2)
-    return ({"config": tuple((("block_sizes", b), ("num_warps", w)) for b in blocks for w in (4, 8))},)
+    entries = 8 * 4 * device.warp_size
+    blocks = across(call.n, entries // 16) if call.turned else along(call.m, entries)
+    return (("block_sizes", blocks), ("num_warps", 4)), ()
 
 
 def wide_columns_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
-    return (("block_sizes", (16, width(call, 128))), ("num_warps", 4)), ()
+    return (("block_sizes", along(call.n) if call.turned else across(call.m)), ("num_warps", 4)), ()
+
+
+def _tiled(blocks: tuple[tuple[int, int], ...]) -> tuple[Grid, ...]:
+    return ({"config": tuple((("block_sizes", b), ("num_warps", w)) for b in blocks for w in (4, 8))},)
+
+
+def wide_rows_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
+    return _tiled(ACROSS if call.turned else ALONG)
 
 
 def wide_columns_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
-    blocks = (16, 64), (8, 128), (16, 128), (32, 128), (8, 256), (4, 512)
-    return ({"config": tuple((("block_sizes", b), ("num_warps", w)) for b in blocks for w in (4, 8))},)
+    return _tiled(ALONG if call.turned else ACROSS)

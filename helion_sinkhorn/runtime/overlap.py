@@ -1,0 +1,57 @@
+"""Launches that begin while the launch before them ends: CUDA's programmatic dependent launch.
+
+Between two launches of a stream a GPU idles for about 1 us, in which it ends the first one and places the
+programs of the second.  With this option the programs of the second are placed while those of the first run,
+and wait for its results.  It is for kernels of a few microseconds that follow each other.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+
+import torch
+
+from helion_sinkhorn.runtime.kernel import Kernel
+
+CAPABILITY = 9, 0
+"""Hopper, the first GPU with the instructions."""
+DRIVER = 12030
+"""CUDA 12.3, the first driver that captures such launches in a graph."""
+IMPORT = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait"
+BEGIN = "gdc_wait()\ngdc_launch_dependents()"
+"""A program waits until the launch before it has ended and its stores are visible, before it reads or
+writes.  Then it lets the next launch begin, which waits for this one in turn.
+"""
+
+
+def adapted(code: str, kernel: Kernel, device: torch.device) -> str:
+    """The code of a kernel, with overlapping launches if its row asks for them and the device has them."""
+    return overlapping(code) if "short" in kernel.traits and has_overlap(device) else code
+
+
+@functools.cache
+def has_overlap(device: torch.device) -> bool:
+    """Whether launches on a device can overlap, in a stream and in a CUDA graph."""
+    if device.type != "cuda" or torch.version.hip:
+        return False
+    return torch.cuda.get_device_capability(device) >= CAPABILITY and driver() >= DRIVER
+
+
+def driver() -> int:
+    """The CUDA version of the driver, such as 12030."""
+    return torch._C._cuda_getDriverVersion()
+
+
+@functools.cache
+def overlapping(code: str) -> str:
+    """A standalone module whose kernels overlap with the launches before and after them."""
+    module = ast.parse(code)
+    for s in module.body:
+        if isinstance(s, ast.FunctionDef) and s.name.startswith("_helion_"):
+            s.body[:0] = ast.parse(BEGIN).body
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "_launcher":
+            node.keywords.append(ast.keyword("launch_pdl", ast.Constant(True)))
+    module.body[:0] = ast.parse(IMPORT).body
+    return ast.unparse(ast.fix_missing_locations(module)) + "\n"
