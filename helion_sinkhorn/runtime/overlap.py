@@ -8,6 +8,7 @@ and wait for its results.  It is for kernels of a few microseconds that follow e
 from __future__ import annotations
 
 import ast
+import ctypes
 import functools
 
 import torch
@@ -40,7 +41,9 @@ def has_overlap(device: torch.device) -> bool:
 
 def driver() -> int:
     """The CUDA version of the driver, such as 12030."""
-    return torch._C._cuda_getDriverVersion()
+    version = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return version.value
 
 
 @functools.cache

@@ -16,6 +16,7 @@ import torch
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.lab.machine.binary import MAX_THREADS
 from helion_sinkhorn.lab.machine.listing import nvidia_facts
+from helion_sinkhorn.runtime import overlap
 from helion_sinkhorn.runtime.generated import PINNED
 
 
@@ -60,7 +61,7 @@ def present_device(device: Device) -> None:
     torch.cuda.get_device_properties = lambda device=None: properties
     torch.cuda.get_device_capability = lambda device=None: (major, minor)
     torch.cuda.get_device_name = lambda device=None: properties.name
-    torch._C._cuda_getDriverVersion = lambda: 13000
+    overlap.driver = lambda: overlap.DRIVER
     # this module keeps the functions that it found when it was imported
     if interfaces := sys.modules.get("torch._dynamo.device_interface"):
         for name in ("current_device", "device_count", "get_device_properties"):
