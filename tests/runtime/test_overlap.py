@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import pytest
 import torch
-from autograd_calls import assert_equal, randn, value_and_gradient
+from autograd_calls import assert_equal
+from cuda_graphs import capture
 from forked import printed
+from hc_boundaries import boundary, boundary_inputs
 
-from helion_sinkhorn import sinkhorn
 from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.runtime import dispatch, launch, overlap
+from helion_sinkhorn.runtime.standalone import load
 
 SHORT = sorted(name for name, kernel in KERNELS.items() if "short" in kernel.traits)
 CODE = """
+import triton
+import triton.language as tl
+
 @triton.jit
 def helper(x):
     return x
@@ -61,6 +67,22 @@ def test_only_short_kernels_overlap(monkeypatch):
     assert changed == {*SHORT}
 
 
+ACCESSES = r"griddepcontrol\.\w+|(?:ld|st)\.global|cp\.async|atom\.|red\."
+"""What the text of a GPU's code says of memory and of other launches."""
+FIRST = ["griddepcontrol.wait", "griddepcontrol.launch_dependents"]
+
+
+@pytest.mark.parametrize("arch", [90, 100])
+def test_no_access_to_memory_is_compiled_before_the_wait(arch):
+    """A compiler may move loads, and one from before the wait would read what is not written yet."""
+    triton = pytest.importorskip("triton")
+    body = load(overlap.overlapping(CODE), "body").__globals__["_helion_body"]
+    source = triton.compiler.ASTSource(body, {"x": "*fp32", "y": "*fp32"})
+    target = triton.backends.compiler.GPUTarget("cuda", arch, 32)
+    found = re.findall(ACCESSES, triton.compile(source, target=target).asm["ptx"])
+    assert found == [*FIRST, "ld.global", "st.global"]
+
+
 COMPILED = """
 import json, re, sys
 from helion_sinkhorn.configs.device import DEVICES
@@ -71,56 +93,62 @@ from helion_sinkhorn.lab.machine.binary import Job
 from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.lab.tuning.child import compile_launch, first_launch
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
-from helion_sinkhorn.ops.sinkhorn.large.space import LargeCall
 from helion_sinkhorn.runtime.kernel import default_choice
 
-CALLS = {
-    SiteCall: (SiteCall("bfloat16", 4, 4096, "float32"), 16),
-    LargeCall: (LargeCall("float32", 1024, 1024), 8),
-}
 found = []
-for name in sys.argv[2:]:
-    call, batch = CALLS[KERNELS[name].call]
-    job = Job(call, default_choice(KERNELS[name], call, device), batch)
+for name in sys.argv[3:]:
+    call = SiteCall("bfloat16", 4, 4096, "float32")
+    job = Job(call, default_choice(KERNELS[name], call, device), 16)
     compiled = compile_launch(*first_launch(device, job))
     text = compiled.asm["ptx" if device.vendor == "nvidia" else "amdgcn"]
-    kinds = re.findall(r"griddepcontrol\\.\\w+|(?:ld|st)\\.global|cp\\.async|atom\\.|red\\.", text)
+    kinds = re.findall(sys.argv[2], text)
     is_launched_so = bool(getattr(compiled.metadata, "launch_pdl", False))
     found.append([kinds[:2], kinds.count("griddepcontrol.wait"), is_launched_so])
 print(json.dumps(found))
 """
-FIRST = ["griddepcontrol.wait", "griddepcontrol.launch_dependents"]
 
 
 @pytest.mark.parametrize(
-    ("device", "kernels", "expected"),
+    ("device", "expected"),
     [
-        ("h200", ["hc_boundary_finish", "sinkhorn_large_step"], [FIRST, 1, True]),
-        ("mi350", ["sinkhorn_large_columns"], [[], 0, False]),
-        pytest.param("b200", SHORT, [FIRST, 1, True], marks=pytest.mark.nightly("minutes of compiling")),
-        pytest.param("h200", SHORT, [FIRST, 1, True], marks=pytest.mark.nightly("minutes of compiling")),
+        ("h200", [FIRST, 1, True]),
+        ("b200", [FIRST, 1, True]),
+        ("mi350", [[], 0, False]),
     ],
-    ids=["H200", "MI350", "B200, all", "H200, all"],
 )
-def test_no_access_to_memory_is_compiled_before_the_wait(device, kernels, expected):
-    """A compiler may move loads, and one from before the wait would read what is not written yet."""
+@pytest.mark.nightly("half a minute each; a small kernel is compiled above always")
+def test_nor_in_a_kernel_of_the_package(device, expected):
     environment = {**os.environ, "HELION_SINKHORN_DEVICE": device}
-    lines = printed("-c", COMPILED, device, *kernels, env=environment, loaded=True).splitlines()
-    assert json.loads(lines[-1]) == [expected] * len(kernels)
+    lines = printed("-c", COMPILED, device, ACCESSES, *SHORT, env=environment, loaded=True).splitlines()
+    assert json.loads(lines[-1]) == [expected] * len(SHORT)
+
+
+def chain(given, norm):
+    """Twenty seams, each of which reads what the one before it wrote."""
+    f, x, post, comb, *site = given
+    for _ in range(20):
+        made = boundary(f, x, post, comb, *site, own=True, y_norm_weight=norm)
+        f, x, post, comb = made.y, made.residual, made.post, made.comb
+    return f, x, post, comb
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("form", ["log", "deepseek"])
-def test_overlapping_launches_have_the_bits_of_others(form, monkeypatch):
-    """A program that did not wait would read the sums of the iteration before."""
-    x, dy = (randn(8, 256, 256, seed=seed, scale=3).cuda() for seed in (0, 1))
+@pytest.mark.parametrize("tokens", [1, 128])
+def test_overlapping_launches_have_the_bits_of_others(tokens, monkeypatch):
+    """A program that did not wait would read what the launch before it has not written yet."""
+    given, _ = boundary_inputs(tokens, n=4, c=4096, dtype=torch.bfloat16)
+    given, norm = [t.cuda() for t in given[:8]], torch.ones(4096, device="cuda")
     found = []
-    for overlaps in (True, False):
+    for overlaps in (False, True):
         monkeypatch.setattr(overlap, "has_overlap", lambda device, overlaps=overlaps: overlaps)
         dispatch._programs.clear()
         launch.forget()
-        for _ in range(5):
-            found.append(value_and_gradient(lambda t: sinkhorn(t, 50, form=form), x, dy))
+        with torch.no_grad():
+            found += [chain(given, norm) for _ in range(5)]
+            graph, captured = capture(lambda: chain(given, norm))
+            for _ in range(5):
+                graph.replay()
+                found.append([t.clone() for t in captured])
     dispatch._programs.clear()
     for other in found[1:]:
         assert_equal(other, found[0])

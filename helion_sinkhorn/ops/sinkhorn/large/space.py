@@ -8,8 +8,12 @@ from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Key, Keyed, key_of
 from helion_sinkhorn.runtime.space import Grid, Items, power_of_two
 
-SECTOR = 32
-"""Bytes that a GPU's memory delivers together."""
+ABREAST = 8
+"""Rows of a transposed matrix that a program reads at once.  In float32 they are the 32 bytes that memory
+delivers together; in 16 bits the next 8 are the other half, since with 16 at once it spills.
+"""
+LONGEST_ABREAST = 2048
+"""The longest rows of which it has as many; with longer ones it spills."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,6 @@ class LargeCall(Keyed):
     def key(self) -> Key:
         # entries of calls whose lines are contiguous do not name it
         return key_of({name: value for name, value in vars(self).items() if value is not False})
-
-    @property
-    def beside(self) -> int:
-        """Rows that have to be read at once, so that no sector of memory is read in vain."""
-        return SECTOR // (4 if self.dtype == "float32" else 2) if self.turned else 1
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.n}x{self.m}{' turned' if self.turned else ''}"
@@ -52,34 +51,28 @@ def lines(call: LargeCall) -> tuple[int, ...]:
     Matrices beyond 8192 rows have more, since few programs add up the parts of the columns' sums, one from
     each program of rows.
     """
-    times = max(1, power_of_two(call.n // 8192 + 1) // 2)
+    times = power_of_two(call.n // 8192 + 1)
     return tuple(k * times for k in (4, 8, 16, 32))
 
 
-def warps_beside(call: LargeCall, device: Device, entries: int, least: int = 4) -> int:
-    """The fewest warps that have `beside` rows at once, with this many entries for each thread."""
-    warps = max(least, warps_of(call, device))
-    most = 1024 // device.warp_size
-    while warps < most and together(call, device, warps, entries) < call.beside:
-        warps *= 2
-    return warps
+def is_abreast(call: LargeCall) -> bool:
+    """Whether programs have ABREAST rows at once."""
+    return call.turned and call.m <= LONGEST_ABREAST
 
 
-def of_thread(call: LargeCall, device: Device, usual: int) -> int:
-    """Entries of a block of rows in each thread: more for transposed matrices, except where a program's 1024
-    threads would have too few registers for them.
-    """
-    several = 32
-    fits = call.turned and warps_beside(call, device, several) * device.warp_size < 1024
-    return several if fits else usual
+def fewest_warps(call: LargeCall, device: Device, entries: int) -> int:
+    """The fewest warps that share a block of rows, with this many entries for each thread."""
+    if is_abreast(call):
+        return max(4, ABREAST * power_of_two(call.m) // (entries * device.warp_size))
+    return max(4, warps_of(call, device))
 
 
-def tiles(call: LargeCall, device: Device, *, least: int) -> tuple[Items, ...]:
-    """Configs with 8, 16 or 32 entries of a block of rows in each thread, and few warps or twice as many."""
+def tiles(call: LargeCall, device: Device) -> tuple[Items, ...]:
+    """Configs with 8 to 64 entries of a block of rows in each thread, and few warps or twice as many."""
     return tuple(
         (("block_sizes", (together(call, device, w, entries),)), ("num_warps", w))
-        for entries in (8, 16, 32)
-        for fewest in (warps_beside(call, device, entries, least),)
+        for entries in ((8, 16, 32, 64) if is_abreast(call) else (8, 16, 32))
+        for fewest in (fewest_warps(call, device, entries),)
         for w in (fewest, 2 * fewest)
         if w * device.warp_size <= 1024 and w * device.warp_size * entries >= power_of_two(call.m)
     )
@@ -88,15 +81,15 @@ def tiles(call: LargeCall, device: Device, *, least: int) -> tuple[Items, ...]:
 def rows_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
     # with eight rows a program, the parts of the columns' sums are an eighth of the matrix, and 1024 rows
     # make 128 programs
-    entries = of_thread(call, device, 16)
-    warps = warps_beside(call, device, entries)
-    block = min(max(8, call.beside), together(call, device, warps, entries))
-    return (("block_sizes", (block,)), ("num_warps", warps)), (("rows", max(lines(call)[1], block)),)
+    entries = 64 if is_abreast(call) else 16
+    warps = fewest_warps(call, device, entries)
+    block = min(ABREAST, together(call, device, warps, entries))
+    return (("block_sizes", (block,)), ("num_warps", warps)), (("rows", lines(call)[1]),)
 
 
 def rows_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
     grids = []
-    for config in tiles(call, device, least=4):
+    for config in tiles(call, device):
         block = dict(config)["block_sizes"][0]
         rows = tuple(k for k in lines(call) if block <= k and 2 * k <= max(call.n, 16))
         if rows:
@@ -126,13 +119,13 @@ def write_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
 
 def whole_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
     # with 16 entries a thread, matrices of 16 bits whose rows are not aligned spill: 130 x 129 on sm_90
-    entries = of_thread(call, device, 8)
-    warps = warps_beside(call, device, entries)
+    entries = 32 if is_abreast(call) else 8
+    warps = fewest_warps(call, device, entries)
     return (("block_sizes", (together(call, device, warps, entries),)), ("num_warps", warps)), ()
 
 
 def whole_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
-    return ({"config": tiles(call, device, least=4)},)
+    return ({"config": tiles(call, device)},)
 
 
 def along(k: int, most: int = 2048) -> tuple[int, int]:
