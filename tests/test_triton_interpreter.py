@@ -10,19 +10,18 @@ import pytest
 from forked import printed
 
 FOLDER = Path(__file__).with_name("triton_interpreter")
-ALWAYS = [FOLDER / f"test_{operator}.py" for operator in ("hc_split_sinkhorn", "sinkhorn")]
-OTHERS = sorted(set(FOLDER.glob("test_*.py")) - set(ALWAYS))
+ALWAYS = FOLDER / "test_sinkhorn.py"
+OTHERS = sorted(set(FOLDER.glob("test_*.py")) - {ALWAYS})
 assert OTHERS
 
 
 @pytest.mark.parametrize(
-    "files",
+    "file",
     [
-        # one process: each takes ten seconds to start
         pytest.param(ALWAYS, id="always"),
         *(
             pytest.param(
-                [file],
+                file,
                 id=file.stem,
                 marks=pytest.mark.nightly("one to two minutes; reference mode runs these bodies always"),
             )
@@ -30,9 +29,9 @@ assert OTHERS
         ),
     ],
 )
-def test_generated_code_in_the_triton_interpreter(files):
+def test_generated_code_in_the_triton_interpreter(file):
     pytest.importorskip("triton", reason="a CPU torch brings none; the cpu-codegen extra does")
-    interpret(files)
+    interpret(file)
 
 
 @pytest.mark.nightly("20 s for a Helion that torch 2.11 alone takes; the tested one's code runs always")
@@ -41,11 +40,11 @@ def test_the_code_that_the_oldest_helion_generates():
     helion = Path(sys.prefix) / "helion-1.5.0"
     if not helion.exists():
         pytest.skip("Helion 1.5.0 is not beside the environment: ci/bootstrap.py installs it")
-    interpret(ALWAYS[-1:], "-k", "kinds_of_logits and 3-5 and masked", PYTHONPATH=str(helion))
+    interpret(ALWAYS, "-k", "kinds_of_logits and 3-5 and masked", PYTHONPATH=str(helion))
 
 
-def interpret(files: list[Path], *options: str, **environment: str) -> None:
-    """Run test files where Triton interprets."""
+def interpret(file: Path, *options: str, **environment: str) -> None:
+    """Run a test file where Triton interprets."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", **environment}
     alone = "-q", "-p", "no:cacheprovider", "-p", "no:xdist"
-    printed("-m", "pytest", *alone, *files, *options, env=environment)
+    printed("-m", "pytest", *alone, file, *options, env=environment)

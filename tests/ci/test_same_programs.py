@@ -235,6 +235,7 @@ def test_what_one_tree_alone_generates_is_different(command):
     assert command()[0] == 1
 
 
+@pytest.mark.nightly("a minute of Helion; which answers are alike is tested always")
 def test_an_entry_is_generated_as_it_is_launched():
     """One process: two batches of a program, and one that no call has."""
     path = Path(same_programs.ROOT, "tuning_cache", "h200", "hc_pre_forward.json")
