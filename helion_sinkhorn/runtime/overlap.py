@@ -1,13 +1,14 @@
 """Launches that begin while the launch before them ends: CUDA's programmatic dependent launch.
 
-Between two launches of a stream a GPU idles for about 1 us, in which it ends the first one and places the
-programs of the second.  With this option the programs of the second are placed while those of the first run,
-and wait for its results.  It is for kernels of a few microseconds that follow each other.
+Between two launches of a stream a GPU idles for a microsecond or less, in which it ends the first one and
+places the programs of the second.  With this option the programs of the second are placed while those of the
+first run, and wait for its results.  It is for kernels of a few microseconds that follow each other.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import ctypes
 import functools
 
@@ -28,25 +29,28 @@ writes.  Then it lets the next launch begin, which waits for this one in turn.
 
 def adapted(code: str, kernel: Kernel, device: torch.device) -> str:
     """The code of a kernel, with overlapping launches if its row asks for them and the device has them."""
-    return overlapping(code) if "short" in kernel.traits and has_overlap(device) else code
+    return overlapping(code) if "overlaps" in kernel.traits and has_overlap(device) else code
 
 
 @functools.cache
 def has_overlap(device: torch.device) -> bool:
     """Whether launches on a device can overlap, in a stream and in a CUDA graph."""
-    if device.type != "cuda" or torch.version.hip:
+    if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) < CAPABILITY:
         return False
-    return torch.cuda.get_device_capability(device) >= CAPABILITY and driver() >= DRIVER
+    import triton
+
+    # Triton's interpreter does not know the instructions
+    return driver() >= DRIVER and not triton.knobs.runtime.interpret
 
 
 def driver() -> int:
-    """The CUDA version of the driver, such as 12030."""
+    """The CUDA version of the driver, such as 12030; 0 if it does not say."""
     version = ctypes.c_int()
-    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     return version.value
 
 
-@functools.cache
 def overlapping(code: str) -> str:
     """A standalone module whose kernels overlap with the launches before and after them."""
     module = ast.parse(code)

@@ -170,7 +170,7 @@ def load(code: str, name: str, path: str = "") -> Callable[..., Any]:
     Args:
         code: the text that runs, even if the file at the path has changed.
         name: of the host function.
-        path: of the file of the code, if there is one.
+        path: of the file that the code was read from or made of, if there is one.
     """
     path = path or f"{name}.{hashlib.sha256(code.encode()).hexdigest()[:16]}.py"
     # Triton compiles the text that inspect finds in linecache, which keeps entries without a time

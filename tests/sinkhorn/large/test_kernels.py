@@ -12,6 +12,7 @@ from reference_mode import each_device
 
 from helion_sinkhorn import reference
 from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.configs.store import key_of
 from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 from helion_sinkhorn.ops.sinkhorn.large import calls, launch, space
 from helion_sinkhorn.ops.sinkhorn.large.sides import Matrices
@@ -226,12 +227,34 @@ def test_groups_of_a_gradient_follow_the_narrowest_tensor(monkeypatch):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_transposed_matrix_is_read_by_whole_sectors(dtype, device):
-    """DINO's matrix, whose columns are normalised first: row by row, 4 of every 32 bytes would be used."""
-    x = torch.empty(1, 1229, 98304, dtype=dtype, device="meta")
+@pytest.mark.parametrize("columns", [300, 98304])
+def test_a_transposed_matrix_is_read_by_whole_sectors(columns, dtype, device):
+    """DINO's columns are normalised first: line by line, one entry of every 32 bytes would be used."""
+    x = torch.empty(1, 1229, columns, dtype=dtype, device="meta")
     apart, beside = calls.call_of(x.mT), calls.call_of(x.mT.contiguous())
     assert (apart.turned, beside.turned) == (True, False)
-    assert dict(apart.key).items() - dict(beside.key).items() == {("turned", True)}
+    assert apart.key == key_of({**dict(beside.key), "turned": True})
+    assert "turned" not in dict(beside.key)
     (block,) = dict(space.rows_default(apart, DEVICES[device])[0])["block_sizes"]
-    least = min(rows for grid in space.rows_space(apart, DEVICES[device]) for rows in grid["rows"])
-    assert (block * 4, least * x.element_size() >= 32) == (32, True)
+    ((_, rows),) = space.rows_default(apart, DEVICES[device])[1]
+    assert (block * 4, rows * x.element_size() >= 32) == (32, True)
+    # whatever has no matrix among its operands does not ask how one lies
+    assert calls.for_kernel("sinkhorn_large_gather", apart) == beside
+    assert calls.for_kernel("sinkhorn_large_step", apart) == apart
+
+
+@pytest.mark.parametrize("first", ["rows", "cols"])
+def test_a_plan_names_the_config_that_is_launched(first, monkeypatch):
+    """A call makes logits contiguous: those of a transpose got the config of what they are not."""
+    x, asked, choose = randn(2, 160, 150).mT, {}, launch.chosen_for
+
+    def chosen_for(kernel, call, *others):
+        asked.setdefault(kernel.name, []).append(call)
+        return choose(kernel, call, *others)
+
+    for module in (launch, calls):
+        monkeypatch.setattr(module, "chosen_for", chosen_for)
+    launch.describe(x, first, 0.0)
+    launch.forward(Matrices(x, first=first), 3, False, torch.float32)
+    described, *launched = asked["sinkhorn_large_step"]
+    assert {described} == {*launched}

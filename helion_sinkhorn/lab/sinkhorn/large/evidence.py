@@ -15,7 +15,7 @@ from helion_sinkhorn.lab.sinkhorn.large.workloads import LargeWorkload
 from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.ops.sinkhorn.api import sinkhorn
 from helion_sinkhorn.ops.sinkhorn.large import eager, launch
-from helion_sinkhorn.ops.sinkhorn.large.calls import KERNELS, Calls, call_for
+from helion_sinkhorn.ops.sinkhorn.large.calls import KERNELS, Calls, call_for, for_kernel
 from helion_sinkhorn.ops.sinkhorn.large.sides import Matrices
 from helion_sinkhorn.ops.sinkhorn.large.space import LargeCall
 from helion_sinkhorn.runtime.kernel import Choice
@@ -48,7 +48,7 @@ def call_of(workload: LargeWorkload) -> LargeCall:
 def kernel_calls(workload: LargeWorkload) -> Iterator[tuple[str, Any]]:
     call = call_of(workload)
     for name in LAUNCHED[workload.eps > 0, workload.wide].split():
-        yield PREFIX + name, call
+        yield PREFIX + name, for_kernel(PREFIX + name, call)
 
 
 def of_call(kernel: str, call: LargeCall, batch: int) -> LargeWorkload:

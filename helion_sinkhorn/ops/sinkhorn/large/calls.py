@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -116,6 +116,15 @@ KERNELS = {
 }  # fmt: skip
 
 
+OF_VECTORS = {f"sinkhorn_large_{k}" for k in ("columns", "columns_of_logs", "gather", "eps_columns")}
+"""The kernels that read no matrix, so that it does not matter to them how one lies in memory."""
+
+
+def for_kernel(name: str, call: LargeCall) -> LargeCall:
+    """What the config of one kernel of a call is chosen for."""
+    return replace(call, turned=False) if call.turned and name in OF_VECTORS else call
+
+
 @dataclass(frozen=True)
 class Stack:
     """Vectors (T, B, k); each launch of a sequence takes one of the T."""
@@ -137,7 +146,8 @@ class Calls:
         return self.x.new_empty(shape, dtype=torch.float32)
 
     def launch(self, name: str, *tensors: torch.Tensor, values: tuple[Any, ...] = ()) -> None:
-        launch(KERNELS[name], self.call, tensors, *values, batch=self.batch, choice=self.choices.get(name))
+        call, choice = for_kernel(name, self.call), self.choices.get(name)
+        launch(KERNELS[name], call, tensors, *values, batch=self.batch, choice=choice)
 
     def sequence(
         self, name: str, *operands: torch.Tensor | Stack, values: tuple[Any, ...] = ()
@@ -145,8 +155,8 @@ class Calls:
         """Launches of one kernel, each called with the places of its vectors in the stacks."""
         tensors = [t.vectors if isinstance(t, Stack) else t for t in operands]
         stacks = [k for k, t in enumerate(operands) if isinstance(t, Stack)]
-        choice = self.choices.get(name)
-        return repeated(KERNELS[name], self.call, tensors, stacks, *values, batch=self.batch, choice=choice)
+        call, choice = for_kernel(name, self.call), self.choices.get(name)
+        return repeated(KERNELS[name], call, tensors, stacks, *values, batch=self.batch, choice=choice)
 
     def part(self, name: str) -> torch.Tensor:
         """Memory for the parts (B, K, m) that a kernel of rows writes."""

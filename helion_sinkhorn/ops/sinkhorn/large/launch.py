@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.large import eps_launch, log_launch, sides, wide_launch
-from helion_sinkhorn.ops.sinkhorn.large.calls import KERNELS, Calls, State, call_of, place
+from helion_sinkhorn.ops.sinkhorn.large.calls import KERNELS, Calls, State, call_for, place
 from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks
 from helion_sinkhorn.ops.sinkhorn.large.sides import (
     LONGEST,
@@ -18,6 +18,7 @@ from helion_sinkhorn.ops.sinkhorn.large.sides import (
     empty_results,
     kept_entries,
     kept_vectors,
+    lead_first,
     of_order_one,
 )
 from helion_sinkhorn.ops.sinkhorn.scaling import EXPONENT_BUDGET, may_overflow
@@ -270,7 +271,9 @@ def of_products(of: State, rows: torch.Tensor, columns: torch.Tensor) -> tuple[t
 
 def describe(x: torch.Tensor, first: str, eps: float) -> tuple[str, str, str]:
     """(device, forward choice, backward choice) of the kernels that read a matrix in each iteration."""
-    batch, call = matrices_of(x), call_of(sides.turned(first, x))
+    n, m = lead_first(first, *x.shape[-2:])
+    # a call makes logits contiguous that are not
+    batch, call = matrices_of(x), call_for(n, m, x.dtype, first == "cols" and n > 1)
     step, back = (
         ("wide_rows",) * 2 if call.m > LONGEST else ("eps_step", "eps_back") if eps else ("step", "back")
     )

@@ -48,10 +48,10 @@ def warps_of(call: LargeCall, device: Device) -> int:
 def lines(call: LargeCall) -> tuple[int, ...]:
     """Numbers of rows in a program that the tuner tries.
 
-    Matrices beyond 8192 rows have more, since few programs add up the parts of the columns' sums, one from
-    each program of rows.
+    Matrices of more than 8192 rows have more, since few programs add up the parts of the columns' sums, one
+    from each program of rows.
     """
-    times = power_of_two(call.n // 8192 + 1)
+    times = power_of_two(-(-call.n // 8192))
     return tuple(k * times for k in (4, 8, 16, 32))
 
 
@@ -61,14 +61,16 @@ def is_abreast(call: LargeCall) -> bool:
 
 
 def fewest_warps(call: LargeCall, device: Device, entries: int) -> int:
-    """The fewest warps that share a block of rows, with this many entries for each thread."""
+    """The fewest warps that share a block of rows: with 16 entries of a row in each thread, or `entries` of
+    ABREAST rows.
+    """
     if is_abreast(call):
         return max(4, ABREAST * power_of_two(call.m) // (entries * device.warp_size))
     return max(4, warps_of(call, device))
 
 
 def tiles(call: LargeCall, device: Device) -> tuple[Items, ...]:
-    """Configs with 8 to 64 entries of a block of rows in each thread, and few warps or twice as many."""
+    """Configs with 8 entries of a block of rows or more in each thread, and few warps or twice as many."""
     return tuple(
         (("block_sizes", (together(call, device, w, entries),)), ("num_warps", w))
         for entries in ((8, 16, 32, 64) if is_abreast(call) else (8, 16, 32))
@@ -80,11 +82,12 @@ def tiles(call: LargeCall, device: Device) -> tuple[Items, ...]:
 
 def rows_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
     # with eight rows a program, the parts of the columns' sums are an eighth of the matrix, and 1024 rows
-    # make 128 programs
+    # make 128 programs; of a transposed matrix in 16 bits, 16 rows are the 32 bytes that memory delivers
     entries = 64 if is_abreast(call) else 16
     warps = fewest_warps(call, device, entries)
     block = min(ABREAST, together(call, device, warps, entries))
-    return (("block_sizes", (block,)), ("num_warps", warps)), (("rows", lines(call)[1]),)
+    least = 16 if is_abreast(call) and call.dtype != "float32" else 1
+    return (("block_sizes", (block,)), ("num_warps", warps)), (("rows", max(lines(call)[1], least)),)
 
 
 def rows_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
@@ -118,7 +121,8 @@ def write_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
 
 
 def whole_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
-    # with 16 entries a thread, matrices of 16 bits whose rows are not aligned spill: 130 x 129 on sm_90
+    # with 16 entries a thread, matrices of 16 bits whose rows are contiguous and not aligned spill: 130 x 129
+    # on sm_90
     entries = 32 if is_abreast(call) else 8
     warps = fewest_warps(call, device, entries)
     return (("block_sizes", (together(call, device, warps, entries),)), ("num_warps", warps)), ()

@@ -47,7 +47,12 @@ def forward_facts(chosen: Chosen, call: SiteCall, precision: str, comb_order: st
 
 KERNELS = {
     name: Kernel(
-        name, f"{BODIES}:{name}", SiteCall, *own, traits=frozenset({"splits", "in place", "short"}), size=size
+        name,
+        f"{BODIES}:{name}",
+        SiteCall,
+        *own,
+        traits=frozenset({"splits", "in place", "overlaps"}),
+        size=size,
     )
     # own: the default, the space and the facts
     for name, size, *own in (

@@ -36,7 +36,7 @@ def facts(chosen: Chosen, call: SiteCall, splits: int, options: SiteOptions) -> 
 
 KERNEL = Kernel(
     FINISH, f"helion_sinkhorn.ops.mhc.site.boundary.finish.kernels:{FINISH}", SiteCall, default, space, facts,
-    traits=frozenset({"norms", "short"}),
+    traits=frozenset({"norms", "overlaps"}),
 )  # fmt: skip
 
 

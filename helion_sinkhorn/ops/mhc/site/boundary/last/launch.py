@@ -24,7 +24,7 @@ def facts(chosen: Chosen, call: SiteCall, comb_order: str, eps: float) -> tuple[
 
 KERNEL = Kernel(
     LAST, f"helion_sinkhorn.ops.mhc.site.boundary.last.kernels:{LAST}", SiteCall, default, space, facts,
-    traits=frozenset({"norms", "short"}),
+    traits=frozenset({"norms", "overlaps"}),
 )  # fmt: skip
 
 
