@@ -120,6 +120,7 @@ OF_VECTORS = {f"sinkhorn_large_{k}" for k in ("columns", "columns_of_logs", "gat
 """The kernels that read no matrix, so that it does not matter to them how one lies in memory."""
 
 
+@functools.lru_cache(maxsize=4096)
 def for_kernel(name: str, call: LargeCall) -> LargeCall:
     """What the config of one kernel of a call is chosen for."""
     return replace(call, turned=False) if call.turned and name in OF_VECTORS else call
