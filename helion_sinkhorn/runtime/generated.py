@@ -11,12 +11,15 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.runtime import overlap, program_cache, shipped
+from helion_sinkhorn.runtime import program_cache, shipped
+from helion_sinkhorn.runtime.adapted import adapted, fusion
 from helion_sinkhorn.runtime.kernel import Built
 from helion_sinkhorn.runtime.standalone import load, standalone
 
 PINNED = {"enable_fp_fusion": True}
-"""Options of every launch: products fuse with sums whatever Triton's default is, so bits stay equal."""
+"""Options of launches that do not say otherwise: products fuse with sums whatever Triton's default is, so
+bits stay equal.
+"""
 log = logging.getLogger("helion_sinkhorn")
 _codes: dict[Any, str | None] = {}
 """The code of each of Helion's programs, each of which is for many signatures; None: it needs Helion."""
@@ -47,7 +50,7 @@ def found(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) -> Calla
         return came
     # only then: the name has a digest of every module
     name = program_cache.file_name(kernel.name, decided, device)
-    return program_cache.kept(name, kernel.name, lambda code: overlap.adapted(code, kernel.kernel, device))
+    return program_cache.kept(name, kernel.name, lambda code: adapted(code, kernel.kernel, device))
 
 
 def decisions(
@@ -87,11 +90,11 @@ def generated(
             if before and program_cache.is_unchanged():
                 keep(code)
             device = next(a.device for a in args if isinstance(a, torch.Tensor))
-            return load(overlap.adapted(code, kernel.kernel, device), kernel.name)
+            return load(adapted(code, kernel.kernel, device), kernel.name)
         from helion.runtime import default_launcher
 
         (config,) = kernel.helion.configs
-        launcher = functools.partial(default_launcher, **PINNED)
+        launcher = functools.partial(default_launcher, **{**PINNED, **fusion(kernel.kernel)})
         with under_float32():
             host = program.compile_config(config)
         return functools.partial(host, _launcher=launcher)

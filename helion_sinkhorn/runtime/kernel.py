@@ -60,7 +60,8 @@ class Kernel:
     """For the rules of machine code: the kernel "normalises" matrices by reciprocals, has "gates" beside
     them, "returns float32" whatever the dtype, divides by "norms" or scales, or "splits" numbers.  For the
     code: calls "in place" may have one tensor in the memory of another, and each entry is read before it is
-    written; it "overlaps" with the launches before and after it (runtime.overlap).
+    written; it "overlaps" with the launches before and after it (runtime.overlap); with "optional results"
+    it computes each with the same bits whichever others it computes (runtime.adapted).
     """
     similar: Callable[[Any], Any] | None = None
     """A tuned call whose configs a call that is not tuned may use."""

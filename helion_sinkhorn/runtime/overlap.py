@@ -14,22 +14,16 @@ import functools
 
 import torch
 
-from helion_sinkhorn.runtime.kernel import Kernel
-
 CAPABILITY = 9, 0
 """Hopper, the first GPU with the instructions."""
 DRIVER = 12030
 """CUDA 12.3, the first driver that captures such launches in a graph."""
-IMPORT = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait"
-BEGIN = "gdc_wait()\ngdc_launch_dependents()"
+IMPORT = "from triton.language.extra.cuda import gdc_wait"
+BEGIN = "gdc_wait()"
 """A program waits until the launch before it has ended and its stores are visible, before it reads or
-writes.  Then it lets the next launch begin, which waits for this one in turn.
+writes.  The programs of the next launch are placed when those of this one end: placed at their beginning, they
+take room from programs that have not begun (docs/dev/tried.md).
 """
-
-
-def adapted(code: str, kernel: Kernel, device: torch.device) -> str:
-    """The code of a kernel, with overlapping launches if its row asks for them and the device has them."""
-    return overlapping(code) if "overlaps" in kernel.traits and has_overlap(device) else code
 
 
 @functools.cache
@@ -51,14 +45,9 @@ def driver() -> int:
     return version.value
 
 
-def overlapping(code: str) -> str:
-    """A standalone module whose kernels overlap with the launches before and after them."""
-    module = ast.parse(code)
+def wait(module: ast.Module) -> None:
+    """Make the kernels of a standalone module wait for the launch before them."""
     for s in module.body:
         if isinstance(s, ast.FunctionDef) and s.name.startswith("_helion_"):
             s.body[:0] = ast.parse(BEGIN).body
-    for node in ast.walk(module):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "_launcher":
-            node.keywords.append(ast.keyword("launch_pdl", ast.Constant(True)))
     module.body[:0] = ast.parse(IMPORT).body
-    return ast.unparse(ast.fix_missing_locations(module)) + "\n"

@@ -19,7 +19,8 @@ import torch
 
 from helion_sinkhorn.configs import settings, store
 from helion_sinkhorn.configs.atomic import replace
-from helion_sinkhorn.runtime import overlap, program_cache
+from helion_sinkhorn.runtime import program_cache
+from helion_sinkhorn.runtime.adapted import adapted
 from helion_sinkhorn.runtime.fingerprint import fingerprint_of
 from helion_sinkhorn.runtime.kernel import Kernel
 from helion_sinkhorn.runtime.standalone import load
@@ -102,7 +103,7 @@ def program(
     code = programs(kernel).get(of)
     if code is None:
         return None
-    return load(overlap.adapted(code, kernel, device), name, str(path_of(kernel) / f"{of}.py"))
+    return load(adapted(code, kernel, device), name, str(path_of(kernel) / f"{of}.py"))
 
 
 def write(kernel: Kernel, stacks: Mapping[str, Programs]) -> None:

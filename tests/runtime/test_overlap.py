@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import json
 import os
 import re
+import types
 
 import pytest
 import torch
@@ -15,9 +18,11 @@ from hc_boundaries import boundary, boundary_inputs
 
 from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.runtime import dispatch, launch, overlap
+from helion_sinkhorn.runtime.adapted import adapted
 from helion_sinkhorn.runtime.standalone import load
 
 SEAMS = ["hc_boundary_finish", "hc_boundary_forward", "hc_boundary_last", "hc_boundary_split"]
+LARGE = [f"sinkhorn_large_{name}" for name in ("first", "step", "columns", "back", "gather", "eps_step")]
 CODE = """
 import triton
 import triton.language as tl
@@ -35,10 +40,11 @@ def body(x, y, *, _launcher):
 """
 
 
-def test_a_program_waits_before_it_reads_and_then_lets_the_next_launch_begin():
-    found = overlap.overlapping(CODE)
+def test_a_program_waits_before_it_reads(monkeypatch):
+    monkeypatch.setattr(overlap, "has_overlap", lambda device: True)
+    found = adapted(CODE, KERNELS["hc_boundary_split"], torch.device("cuda"))
     assert found.count("gdc_wait()") == found.count("launch_pdl=True") == 1
-    assert "def _helion_body(x, y):\n    gdc_wait()\n    gdc_launch_dependents()\n" in found
+    assert "def _helion_body(x, y):\n    gdc_wait()\n" in found
 
 
 @pytest.mark.parametrize(
@@ -60,27 +66,53 @@ def test_devices(monkeypatch, capability, driver, hip, expected):
     assert not overlap.has_overlap.__wrapped__(torch.device("cpu"))
 
 
-def test_only_seams_overlap(monkeypatch):
+def test_which_kernels_overlap(monkeypatch):
     monkeypatch.setattr(overlap, "has_overlap", lambda device: device.type == "cuda")
     gpu = torch.device("cuda", 0)
-    changed = {name for name, kernel in KERNELS.items() if overlap.adapted(CODE, kernel, gpu) != CODE}
-    assert sorted(changed) == SEAMS
+    waiting = {name for name, kernel in KERNELS.items() if "gdc_wait" in adapted(CODE, kernel, gpu)}
+    assert waiting >= {*SEAMS, *LARGE}
+    assert all(name in SEAMS or name.startswith("sinkhorn_large_") for name in waiting)
+    assert not any("wide" in name for name in waiting)
+
+
+@pytest.mark.parametrize("name", ["hc_post_backward", "hc_pre_normed_backward"])
+def test_programs_with_and_without_a_result_round_alike(name, monkeypatch):
+    """Of a sum of two products compilers fuse one or the other, depending on what else a program computes."""
+    options = []
+    code = adapted(CODE, KERNELS[name], torch.device("cuda", 0))
+    function = types.SimpleNamespace(run=lambda *given, **own: options.append(own))
+    launcher = functools.partial(dispatch.launch, function)
+    load(code, "body")(None, None, _launcher=lambda _, grid, *given, **own: launcher(grid, *given, **own))
+    assert options == [{"grid": (1,), "warmup": False, "num_warps": 4, "enable_fp_fusion": False}]
+
+
+def test_products_fuse_elsewhere():
+    options = []
+    function = types.SimpleNamespace(run=lambda *given, **own: options.append(own))
+    dispatch.launch(function, (1,), num_warps=4)
+    assert options == [{"grid": (1,), "warmup": False, "num_warps": 4, "enable_fp_fusion": True}]
 
 
 ACCESSES = r"griddepcontrol\.\w+|(?:ld|st)\.global|cp\.async|\b(?:atom|red)\."
 """What the text of a GPU's code says of memory and of other launches."""
-FIRST = ["griddepcontrol.wait", "griddepcontrol.launch_dependents"]
+FIRST = "griddepcontrol.wait"
+
+
+def waiting(code):
+    module = ast.parse(code)
+    overlap.wait(module)
+    return ast.unparse(module)
 
 
 @pytest.mark.parametrize("arch", [90, 100])
 def test_no_access_to_memory_is_compiled_before_the_wait(arch):
     """A compiler may move loads, and one from before the wait would read what is not written yet."""
     triton = pytest.importorskip("triton")
-    body = load(overlap.overlapping(CODE), "body").__globals__["_helion_body"]
+    body = load(waiting(CODE), "body").__globals__["_helion_body"]
     source = triton.compiler.ASTSource(body, {"x": "*fp32", "y": "*fp32"})
     target = triton.backends.compiler.GPUTarget("cuda", arch, 32)
     found = re.findall(ACCESSES, triton.compile(source, target=target).asm["ptx"])
-    assert found == [*FIRST, "ld.global", "st.global"]
+    assert found == [FIRST, "ld.global", "st.global"]
 
 
 COMPILED = """
@@ -93,17 +125,22 @@ from helion_sinkhorn.lab.machine.binary import Job
 from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.lab.tuning.child import compile_launch, first_launch
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
+from helion_sinkhorn.ops.sinkhorn.large.space import LargeCall
 from helion_sinkhorn.runtime.kernel import default_choice
 
 found = []
 for name in sys.argv[3:]:
-    call = SiteCall("bfloat16", 4, 4096, "float32")
+    call = (
+        SiteCall("bfloat16", 4, 4096, "float32")
+        if name.startswith("hc")
+        else LargeCall("float32", 1024, 1024)
+    )
     job = Job(call, default_choice(KERNELS[name], call, device), 16)
     compiled = compile_launch(*first_launch(device, job))
     text = compiled.asm["ptx" if device.vendor == "nvidia" else "amdgcn"]
     kinds = re.findall(sys.argv[2], text)
     is_launched_so = bool(getattr(compiled.metadata, "launch_pdl", False))
-    found.append([kinds[:2], kinds.count("griddepcontrol.wait"), is_launched_so])
+    found.append([kinds[:1], kinds.count("griddepcontrol.wait"), is_launched_so])
 print(json.dumps(found))
 """
 
@@ -111,16 +148,18 @@ print(json.dumps(found))
 @pytest.mark.parametrize(
     ("device", "expected"),
     [
-        ("h200", [FIRST, 1, True]),
-        ("b200", [FIRST, 1, True]),
+        ("h200", [[FIRST], 1, True]),
+        ("b200", [[FIRST], 1, True]),
         ("mi350", [[], 0, False]),
     ],
 )
 @pytest.mark.nightly("half a minute each; a small kernel is compiled above always")
 def test_nor_in_a_kernel_of_the_package(device, expected):
     environment = {**os.environ, "HELION_SINKHORN_DEVICE": device}
-    lines = printed("-c", COMPILED, device, ACCESSES, *SEAMS, env=environment, loaded=True).splitlines()
-    assert json.loads(lines[-1]) == [expected] * len(SEAMS)
+    lines = printed(
+        "-c", COMPILED, device, ACCESSES, *SEAMS, *LARGE, env=environment, loaded=True
+    ).splitlines()
+    assert json.loads(lines[-1]) == [expected] * len(SEAMS + LARGE)
 
 
 def chain(given, norm):

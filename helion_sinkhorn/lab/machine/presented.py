@@ -163,4 +163,4 @@ def specialised(arguments: Sequence[Any], options: dict[str, Any]) -> tuple[list
             return self.address
 
     given = [Placed(a) if isinstance(a, torch.Tensor) else a for a in arguments]
-    return given, {k: v for k, v in options.items() if not k.startswith("_")} | PINNED
+    return given, PINNED | {k: v for k, v in options.items() if not k.startswith("_")}

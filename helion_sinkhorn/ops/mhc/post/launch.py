@@ -32,10 +32,16 @@ def backward_facts(chosen: Chosen, call: PostCall, comb_order: str) -> tuple[Any
 
 
 KERNELS = {
-    name: Kernel(name, f"{BODIES}:{name}", PostCall, *own, traits=frozenset({"in place"}))
-    for name, *own in (
-        (FORWARD, space.forward_default, space.forward_space, forward_facts),
-        (BACKWARD, space.backward_default, space.backward_space, backward_facts),
+    name: Kernel(name, f"{BODIES}:{name}", PostCall, *own, traits=frozenset({"in place", *traits}))
+    for name, traits, *own in (
+        (FORWARD, (), space.forward_default, space.forward_space, forward_facts),
+        (
+            BACKWARD,
+            ("optional results",),
+            space.backward_default,
+            space.backward_space,
+            backward_facts,
+        ),
     )
 }
 

@@ -85,6 +85,8 @@ eps_rows, eps_columns, eps_whole = (inverting(f) for f in (rows_facts, columns_f
 KERNELS = {
     name: Kernel(
         name, f"{ROOM}.{body}:{name}", LargeCall, default, space, facts, numbers=numbers,
+        # launches of long lines take a tenth of a millisecond or more
+        traits=frozenset() if body == "wide_kernels" else frozenset({"overlaps"}),
     )
     for name, body, default, space, facts, numbers in (
         ("sinkhorn_large_first", "kernels", rows_default, default_only(rows_default), rows_facts, 0),

@@ -29,11 +29,17 @@ def facts(chosen: Chosen, call: PreCall, *values: Any) -> tuple[Any, ...]:
 
 KERNELS = {
     name: Kernel(
-        name, f"{BODIES}:{name}", PreCall, *configs, facts, traits=frozenset({"norms"}), numbers=numbers
+        name,
+        f"{BODIES}:{name}",
+        PreCall,
+        *configs,
+        facts,
+        traits=frozenset({"norms", *traits}),
+        numbers=numbers,
     )
-    for name, numbers, *configs in (
-        (FORWARD, 0, space.forward_default, space.forward_space),
-        (BACKWARD, 1, space.backward_default, space.backward_space),
+    for name, traits, numbers, *configs in (
+        (FORWARD, (), 0, space.forward_default, space.forward_space),
+        (BACKWARD, ("optional results",), 1, space.backward_default, space.backward_space),
     )
 }
 

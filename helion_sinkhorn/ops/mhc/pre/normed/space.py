@@ -10,6 +10,8 @@ from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.mhc.pre.space import PreCall
 from helion_sinkhorn.runtime.space import Grid, Items, default_only, power_of_two
 
+RESERVED = 1024
+"""Bytes of shared memory for the sums of a row, beside the rows that are loaded early."""
 SHARES = 256
 """Programs of the backward, each with a row of sums over its tokens."""
 
@@ -48,7 +50,10 @@ def backward_warps(call: PreCall, device: Device) -> int:
 
 
 def backward_config(call: PreCall, device: Device, stages: int) -> Items:
-    """A config that loads the streams of `stages` tokens at a time."""
+    """A config that loads the streams of `stages` tokens at a time, or one if more exceed shared memory."""
+    entries = (call.n + 1) * (4 if call.dtype == "float32" else 2) + 4
+    if max(stages - 1, 0) * entries * power_of_two(call.columns) > device.shared_limit - RESERVED:
+        stages = 0
     return ("num_warps", backward_warps(call, device)), ("range_num_stages", (0, stages))
 
 
