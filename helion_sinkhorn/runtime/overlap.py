@@ -21,8 +21,8 @@ DRIVER = 12030
 IMPORT = "from triton.language.extra.cuda import gdc_wait"
 BEGIN = "gdc_wait()"
 """A program waits until the launch before it has ended and its stores are visible, before it reads or
-writes.  The programs of the next launch are placed when those of this one end: placed at their beginning, they
-take room from programs that have not begun (docs/dev/tried.md).
+writes.  The programs of the next launch are placed when those of this one end: placed at their beginning,
+they take room from programs that have not begun (docs/dev/tried.md).
 """
 
 

@@ -8,8 +8,10 @@ from autograd_calls import randn
 from launches import kernels_on_cpu
 
 from helion_sinkhorn import hc_boundary, hc_pre, hc_site, reference
+from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.pre.normed import budget
-from helion_sinkhorn.ops.mhc.pre.normed import eager, launch
+from helion_sinkhorn.ops.mhc.pre.normed import eager, launch, space
+from helion_sinkhorn.ops.mhc.pre.space import PreCall
 
 UNIT = 2.0**-8
 """The relative distance of neighbouring bfloat16 numbers, at most."""
@@ -119,6 +121,34 @@ def test_kernels_on_a_gpu(tokens, n, c, dtype):
     assert_near_truth([t.cpu() for t in found], *given)
 
 
+@pytest.mark.parametrize("device", ["h200", "mi350"])
+@pytest.mark.parametrize(
+    ("n", "columns", "dtype", "early"),
+    [
+        (4, 7168, "float32", 2),
+        (2, 16384, "bfloat16", 2),
+        (2, 16384, "float32", 0),
+        (4, 8193, "float32", 0),
+        (8, 16384, "bfloat16", 0),
+    ],
+)
+def test_rows_are_loaded_early_if_shared_memory_holds_them(n, columns, dtype, early, device):
+    """A program needs the next token's streams, the gradient and, in float32, the weight there."""
+    config, _ = space.backward_default(PreCall(dtype, n, columns), DEVICES[device])
+    assert dict(config)["range_num_stages"] == (0, early if device == "h200" else 0)
+
+
+def by_token(run, tensors, upstream, at):
+    """The gradient of one argument by each token alone."""
+    found = []
+    for token in range(len(upstream[0])):
+        own = [t[token : token + 1] if len(t) == len(upstream[0]) else t for t in tensors]
+        made = run(*own)
+        above = [g[token : token + 1].double() for g in upstream]
+        found += torch.autograd.grad(made, own[at], above)
+    return torch.stack(found)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("c", [72, 4096, 7168])
 @pytest.mark.parametrize("name", ["site", "V4", "V4.1"])
@@ -148,10 +178,15 @@ def test_sites_on_a_gpu(name, c):
         upstream = [randn(*t.shape, seed=20 + k, dtype=t.dtype) for k, t in enumerate(made)]
         found = torch.autograd.grad(made, leaves, [g.cuda() for g in upstream], allow_unused=True)
         expected = torch.autograd.grad(exact, wide, [g.double() for g in upstream], allow_unused=True)
-        for a, b in zip((*made, *found), (*exact, *expected), strict=True):
+        sizes = [None if t is None else t.norm() for t in (*exact, *expected)]
+        at = 2 if name == "site" else 6
+        of_tokens = by_token(lambda *t: run(functions[1], *t), wide, upstream, at)
+        # the sum over tokens may cancel
+        sizes[len(made) + at] = of_tokens.abs().sum(0).norm()
+        for a, b, size in zip((*made, *found), (*exact, *expected), sizes, strict=True):
             assert (a is None) == (b is None)
             if b is not None:
-                assert relative(a.detach().cpu(), (b.detach(), b.norm())) < limit
+                assert relative(a.detach().cpu(), (b.detach(), size)) < limit
 
 
 def test_float64():

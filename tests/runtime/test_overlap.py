@@ -77,7 +77,7 @@ def test_which_kernels_overlap(monkeypatch):
 
 @pytest.mark.parametrize("name", ["hc_post_backward", "hc_pre_normed_backward"])
 def test_programs_with_and_without_a_result_round_alike(name, monkeypatch):
-    """Of a sum of two products compilers fuse one or the other, depending on what else a program computes."""
+    """A compiler fuses either product of a sum of two, depending on what else the program computes."""
     options = []
     code = adapted(CODE, KERNELS[name], torch.device("cuda", 0))
     function = types.SimpleNamespace(run=lambda *given, **own: options.append(own))
