@@ -25,7 +25,9 @@ from ci.gate.choices import of_kernels
 from ci.operators import OPERATORS, operator_of
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab import rounding
+from helion_sinkhorn.lab.dot_compress.evidence import EVIDENCE as DOT_COMPRESS
 from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.lab.evidence import EVERY_STEP
 from helion_sinkhorn.lab.linear_attention.evidence import EVIDENCE as LINEAR_ATTENTION
 from helion_sinkhorn.lab.operators import KERNELS, kernel_calls
 from helion_sinkhorn.lab.sinkhorn import budget as sinkhorn_budget
@@ -90,6 +92,18 @@ def test_correct_implementations_pass_and_faults_are_caught(name):
     assert missed.keys() == INSIDE.get(name, set()), missed
     # what a result that nothing used would have passed on shows no fault
     assert not hidden or name in CONVERGED or getattr(WORKLOADS[name], "unused", "")
+
+
+@pytest.mark.nightly("half a minute of modelled matrix units")
+def test_a_matrix_unit_that_truncates_is_right():
+    """Over all five elements the lean of dx is 1.3 times what independent roundings leave."""
+    workload = WORKLOADS["dot_precise"]
+    inputs = DOT_COMPRESS.inputs(workload, EVERY_STEP)
+    found = operator_of(workload).vendors["nvidia"](workload, *inputs)
+    truths = DOT_COMPRESS.truths(workload, *inputs)
+    assert {name: truths[name].judge(t).reasons for name, t in found.items()} == dict.fromkeys(found, [])
+    dx = truths["dx"].judge(found["dx"])
+    assert -dx.bias > dx.bias_limit - truths["dx"].systematic
 
 
 @pytest.mark.nightly("asks every row; a run asks each row that it judges")

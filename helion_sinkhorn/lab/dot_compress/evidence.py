@@ -47,9 +47,12 @@ def inputs(workload: DotWorkload, steps: int, **drawn: Any) -> Tensors:
 def truths(workload: DotWorkload, x, y, grad, z=None) -> dict[str, Truth]:
     """The equations in float64."""
     exact = budget.exact(x, y, z, grad, workload.parts)
+    # terms of the two sums through which a result goes, b or db and its own
+    m, d, k = workload.m, workload.d, workload.k
+    terms = {"out": m + d, "dx": m + 2 * k, "dy": m + d, "dz": m}
     return {
         name: Truth(
-            e.value, e.budget, MARGIN * e.spread, largest(e.value), leaning(e, workload.dtype), len(x),
+            e.value, e.budget, MARGIN * e.spread, largest(e.value), leaning(e, workload.dtype, terms[name]), len(x),
             # the roundings of a row of b reach all entries of a column
             (-2,), workload.dtype,
         )
@@ -57,10 +60,15 @@ def truths(workload: DotWorkload, x, y, grad, z=None) -> dict[str, Truth]:
     }  # fmt: skip
 
 
-def leaning(e: budget.Exact, dtype: torch.dtype) -> float:
-    """How far a float32 result leans to zero where each product is made of parts, in spreads."""
-    lost = OF_PARTS * e.value.abs() / (MARGIN * e.spread)
-    return lost.mean().item() if dtype == torch.float32 else 0.0
+def leaning(e: budget.Exact, dtype: torch.dtype, terms: int) -> float:
+    """How far a result of sums of so many terms leans to zero, in spreads.
+
+    In float32 each product is made of parts.  In narrow dtypes a matrix unit truncates each partial sum by
+    CUT / 2 on average, at most every STEP terms; a partial sum of k of n terms has on average k / n of the
+    value.
+    """
+    lost = OF_PARTS if dtype == torch.float32 else budget.CUT / (4 * budget.STEP) * terms
+    return (lost * e.value.abs() / (MARGIN * e.spread)).mean().item()
 
 
 def run(workload: DotWorkload, choices: Choices | None, of: Collection[str], x, y, grad, z=None) -> Results:
