@@ -206,7 +206,10 @@ def answer(device: Device, job: Job) -> dict[str, str]:
         code = generated.code_of(kernel, generated.bound(kernel, given))
         if code is None:
             raise ValueError("its code needs Helion, and other modules decide what it is")
-        generated.load(code, kernel.name)(*given, _launcher=launcher)
+        # revisions before runtime.adapted have nothing of that name
+        adapted = getattr(generated, "adapted", lambda code, *of: code)
+        where = next(a.device for a in given if isinstance(a, torch.Tensor))
+        generated.load(adapted(code, kernel.kernel, where), kernel.name)(*given, _launcher=launcher)
     return {"code": device_code(code), "launch": "\n".join(launches)}
 
 

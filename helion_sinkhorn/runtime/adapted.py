@@ -20,6 +20,7 @@ def adapted(code: str, kernel: Kernel, device: torch.device) -> str:
     module = ast.parse(code)
     for node in ast.walk(module):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "_launcher":
+            node.keywords = [k for k in node.keywords if k.arg not in options]
             node.keywords += [ast.keyword(name, ast.Constant(value)) for name, value in options.items()]
     if overlaps:
         overlap.wait(module)

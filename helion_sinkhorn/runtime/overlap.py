@@ -2,7 +2,8 @@
 
 Between two launches of a stream a GPU idles for a microsecond or less, in which it ends the first one and
 places the programs of the second.  With this option the programs of the second are placed while those of the
-first run, and wait for its results.  It is for kernels of a few microseconds that follow each other.
+first end, and wait for its results.  It is for kernels of a few to some ten microseconds that follow each
+other.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def test_a_matrix_unit_that_truncates_is_right():
     inputs = DOT_COMPRESS.inputs(workload, EVERY_STEP)
     found = operator_of(workload).vendors["nvidia"](workload, *inputs)
     truths = DOT_COMPRESS.truths(workload, *inputs)
-    assert {name: truths[name].judge(t).reasons for name, t in found.items()} == dict.fromkeys(found, [])
+    assert not any(truths[name].judge(t).reasons for name, t in found.items())
     dx = truths["dx"].judge(found["dx"])
     assert -dx.bias > dx.bias_limit - truths["dx"].systematic
 

@@ -66,10 +66,10 @@ GCN = """kernel:
 NARROW_GCN = GCN.replace("	buffer_store", "	v_cvt_pk_bf16_f32 v0, v0, v1\n	buffer_store")
 
 
-def job(dtype: str = "float32") -> Job:
+def job(dtype: str = "float32", kernel: str = "sinkhorn_forward") -> Job:
     config = (("block_sizes", (32,)), ("num_warps", 1))
     variant = (("thread", (4, 4)), ("paired", False), ("length", 5))
-    return Job(SinkhornCall(True, 1, dtype, 4, 4, 20), Choice("sinkhorn_forward", config, variant, ""))
+    return Job(SinkhornCall(True, 1, dtype, 4, 4, 20), Choice(kernel, config, variant, ""))
 
 
 def nvidia(ptx: str = PTX, sass: str = SASS, usage: str = USAGE, **changes: object) -> Binary:
@@ -258,6 +258,7 @@ def test_any_other_division_may_leave_a_negative_remainder():
 ELSEWHERE = [
     ("fusion", nvidia(modes={"enable_fp_fusion": 0})),
     ("fusion", nvidia(modes={})),
+    ("fusion", nvidia(job=job("bfloat16", kernel="hc_post_backward"))),
     ("launch", nvidia(occupancy=3)),
     ("launch", nvidia(problems=("2048 threads a block, at most 1024",))),
     ("spills", nvidia(usage=USAGE.replace("STACK:0", "STACK:8"))),

@@ -127,13 +127,16 @@ def test_kernels_on_a_gpu(tokens, n, c, dtype):
     [
         (4, 7168, "float32", 2),
         (2, 16384, "bfloat16", 2),
+        # what Triton 3.9 compiles with two: 237,668, 237,892 and 229,540 bytes, of 232,448
+        (4, 16384, "bfloat16", 0),
+        (11, 8192, "bfloat16", 0),
+        (5, 8192, "float32", 0),
         (2, 16384, "float32", 0),
         (4, 8193, "float32", 0),
         (8, 16384, "bfloat16", 0),
     ],
 )
 def test_rows_are_loaded_early_if_shared_memory_holds_them(n, columns, dtype, early, device):
-    """A program needs the next token's streams, the gradient and, in float32, the weight there."""
     config, _ = space.backward_default(PreCall(dtype, n, columns), DEVICES[device])
     assert dict(config)["range_num_stages"] == (0, early if device == "h200" else 0)
 

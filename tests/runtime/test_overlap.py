@@ -16,6 +16,7 @@ from cuda_graphs import capture
 from forked import printed
 from hc_boundaries import boundary, boundary_inputs
 
+from helion_sinkhorn import sinkhorn
 from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.runtime import dispatch, launch, overlap
 from helion_sinkhorn.runtime.adapted import adapted
@@ -76,21 +77,16 @@ def test_which_kernels_overlap(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["hc_post_backward", "hc_pre_normed_backward"])
-def test_programs_with_and_without_a_result_round_alike(name, monkeypatch):
-    """A compiler fuses either product of a sum of two, depending on what else the program computes."""
+def test_products_beside_optional_results_do_not_fuse(name):
+    """A compiler fuses either product of a sum of two, depending on what else the program computes: bits are
+    compared on GPUs by contract/test_wanted.py.
+    """
     options = []
     code = adapted(CODE, KERNELS[name], torch.device("cuda", 0))
     function = types.SimpleNamespace(run=lambda *given, **own: options.append(own))
     launcher = functools.partial(dispatch.launch, function)
     load(code, "body")(None, None, _launcher=lambda _, grid, *given, **own: launcher(grid, *given, **own))
     assert options == [{"grid": (1,), "warmup": False, "num_warps": 4, "enable_fp_fusion": False}]
-
-
-def test_products_fuse_elsewhere():
-    options = []
-    function = types.SimpleNamespace(run=lambda *given, **own: options.append(own))
-    dispatch.launch(function, (1,), num_warps=4)
-    assert options == [{"grid": (1,), "warmup": False, "num_warps": 4, "enable_fp_fusion": True}]
 
 
 ACCESSES = r"griddepcontrol\.\w+|(?:ld|st)\.global|cp\.async|\b(?:atom|red)\."
@@ -122,6 +118,7 @@ from helion_sinkhorn.lab.machine.presented import present_device
 device = DEVICES[sys.argv[1]]
 present_device(device)
 from helion_sinkhorn.lab.machine.binary import Job
+from helion_sinkhorn import sinkhorn
 from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.lab.tuning.child import compile_launch, first_launch
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
@@ -171,25 +168,48 @@ def chain(given, norm):
     return f, x, post, comb
 
 
+def seams(tokens):
+    given, _ = boundary_inputs(tokens, n=4, c=4096, dtype=torch.bfloat16)
+    given, norm = [t.cuda() for t in given[:8]], torch.ones(4096, device="cuda")
+
+    def run():
+        with torch.no_grad():
+            return chain(given, norm)
+
+    return run
+
+
+def large(**form):
+    x, dp = (torch.randn(9, 256, 192, generator=torch.Generator().manual_seed(k)).cuda() for k in range(2))
+    x.requires_grad_()
+
+    def run():
+        p = sinkhorn(x, 20, **form)
+        return p.detach(), *torch.autograd.grad(p, x, dp)
+
+    return run
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("tokens", [1, 128])
-def test_overlapping_launches_have_the_bits_of_others(tokens, monkeypatch):
+@pytest.mark.parametrize(
+    ("make", "of"),
+    [(seams, {"tokens": 1}), (seams, {"tokens": 128}), (large, {"form": "log"}), (large, {"eps": 1e-6})],
+    ids=str,
+)
+def test_overlapping_launches_have_the_bits_of_others(make, of, monkeypatch):
     """A program that did not wait would read what the launch before it has not written yet."""
     if not overlap.has_overlap(torch.device("cuda", 0)):
         pytest.skip("launches do not overlap on this GPU")
-    given, _ = boundary_inputs(tokens, n=4, c=4096, dtype=torch.bfloat16)
-    given, norm = [t.cuda() for t in given[:8]], torch.ones(4096, device="cuda")
-    found = []
+    run, found = make(**of), []
     for overlaps in (False, True):
         monkeypatch.setattr(overlap, "has_overlap", lambda device, overlaps=overlaps: overlaps)
         dispatch._programs.clear()
         launch.forget()
-        with torch.no_grad():
-            found += [chain(given, norm) for _ in range(5)]
-            graph, captured = capture(lambda: chain(given, norm))
-            for _ in range(5):
-                graph.replay()
-                found.append([t.clone() for t in captured])
+        found += [run() for _ in range(5)]
+        graph, captured = capture(run)
+        for _ in range(5):
+            graph.replay()
+            found.append([t.clone() for t in captured])
         waits = ["gdc_wait" in program.func.__globals__ for program in dispatch._programs.values()]
         assert set(waits) == {overlaps}
     dispatch._programs.clear()

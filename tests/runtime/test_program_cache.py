@@ -301,7 +301,7 @@ def test_code_that_needs_helion_stays_helions(more):
     assert standalone(GENERATED.format(more=more), "host") is None
 
 
-def test_every_launch_fuses_products():
+def test_launches_fuse_products_unless_code_says_otherwise():
     launches = []
     function = type("Function", (), {"run": lambda self, *a, **options: launches.append((a, options))})()
     dispatch.launch(function, (3,), 1, 2, num_warps=4)

@@ -52,7 +52,8 @@ def truths(workload: DotWorkload, x, y, grad, z=None) -> dict[str, Truth]:
     terms = {"out": m + d, "dx": m + 2 * k, "dy": m + d, "dz": m}
     return {
         name: Truth(
-            e.value, e.budget, MARGIN * e.spread, largest(e.value), leaning(e, workload.dtype, terms[name]), len(x),
+            e.value, e.budget, MARGIN * e.spread, largest(e.value),
+            leaning(e, workload.dtype, terms[name]), len(x),
             # the roundings of a row of b reach all entries of a column
             (-2,), workload.dtype,
         )

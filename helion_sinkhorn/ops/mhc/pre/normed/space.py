@@ -10,8 +10,10 @@ from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.mhc.pre.space import PreCall
 from helion_sinkhorn.runtime.space import Grid, Items, default_only, power_of_two
 
-RESERVED = 1024
-"""Bytes of shared memory for the sums of a row, beside the rows that are loaded early."""
+RESERVED = 9 << 10
+"""Bytes of shared memory beside the rows that are loaded early: with 16-bit streams 1024 for each of eight
+warps, and less than 512 (compiled for sm_90).
+"""
 SHARES = 256
 """Programs of the backward, each with a row of sums over its tokens."""
 
@@ -50,7 +52,10 @@ def backward_warps(call: PreCall, device: Device) -> int:
 
 
 def backward_config(call: PreCall, device: Device, stages: int) -> Items:
-    """A config that loads the streams of `stages` tokens at a time, or one if more exceed shared memory."""
+    """A config that loads the streams of `stages` tokens at a time, or of one if those exceed shared memory.
+
+    Loaded early are the streams, the gradient and the weight, which is float32.
+    """
     entries = (call.n + 1) * (4 if call.dtype == "float32" else 2) + 4
     if max(stages - 1, 0) * entries * power_of_two(call.columns) > device.shared_limit - RESERVED:
         stages = 0
