@@ -194,7 +194,7 @@ def large(**form):
 @pytest.mark.parametrize(
     ("make", "of"),
     [(seams, {"tokens": 1}), (seams, {"tokens": 128}), (large, {"form": "log"}), (large, {"eps": 1e-6})],
-    ids=str,
+    ids=["seams of a token", "seams of 128", "large, log form", "large, deepseek form"],
 )
 def test_overlapping_launches_have_the_bits_of_others(make, of, monkeypatch):
     """A program that did not wait would read what the launch before it has not written yet."""
