@@ -52,18 +52,15 @@ def backward_warps(call: PreCall, device: Device) -> int:
 
 
 def backward_config(call: PreCall, device: Device, stages: int) -> Items:
-    """A config that loads the streams of `stages` tokens at a time, or of one if those exceed shared memory.
-
-    Loaded early are the streams, the gradient and the weight, which is float32.
-    """
-    entries = (call.n + 1) * (4 if call.dtype == "float32" else 2) + 4
-    if max(stages - 1, 0) * entries * power_of_two(call.columns) > device.shared_limit - RESERVED:
-        stages = 0
+    """A config that loads the streams of `stages` tokens at a time."""
     return ("num_warps", backward_warps(call, device)), ("range_num_stages", (0, stages))
 
 
 def backward_default(call: PreCall, device: Device) -> tuple[Items, Items]:
-    return backward_config(call, device, 2 if device.vendor == "nvidia" else 0), ()
+    # of the next token shared memory holds the streams, the gradient, and the weight in float32
+    entry = (call.n + 1) * (4 if call.dtype == "float32" else 2) + 4
+    fits = entry * power_of_two(call.columns) <= device.shared_limit - RESERVED
+    return backward_config(call, device, 2 if device.vendor == "nvidia" and fits else 0), ()
 
 
 def backward_space(call: PreCall, device: Device) -> tuple[Grid, ...]:
