@@ -199,7 +199,7 @@ def answer(device: Device, job: Job) -> dict[str, str]:
     launches: list[str] = []
 
     def launcher(function, grid, *arguments, **options):
-        launches.append(launch_of(function.__name__, grid, arguments, {**generated.PINNED, **options}))
+        launches.append(launch_of(function.__name__, grid, arguments, generated.PINNED | options))
 
     kernel, arguments = first_launch(device, job)
     with as_called(arguments) as given:

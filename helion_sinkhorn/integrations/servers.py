@@ -18,9 +18,10 @@ from helion_sinkhorn.runtime.updates import Update
 LEAST_TOKENS = 1024
 """By default calls of fewer tokens are left to the server.
 
-It was chosen before any server's kernels were measured beside ours.  For up to 128 tokens a seam takes less
-time here than by vLLM's kernels, and for 1024 1.28 times as long as by those with DeepGEMM in TF32 (H200,
-docs/integrations.md); other counts, and SGLang's kernels, were not measured.
+It was chosen before any server's kernels were measured beside ours.  For up to 256 tokens a seam takes less
+time here than by vLLM's kernels with DeepGEMM in TF32, for 512 to 2048 1.10 to 1.15 times as long, and for
+8192 1.02 times (H200, docs/integrations.md); the operators by themselves, and SGLang's kernels, were not
+measured.
 """
 
 

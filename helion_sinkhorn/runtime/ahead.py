@@ -163,7 +163,7 @@ def compilations(kernel: Built, *arguments: Any, device: torch.device) -> list[t
 
     def launcher(function: Any, grid: tuple[int, ...], *own: Any, **options: Any) -> None:
         jobs.append(
-            (function, functools.partial(function.run, *own, grid=grid, warmup=True, **{**PINNED, **options}))
+            (function, functools.partial(function.run, *own, grid=grid, warmup=True, **(PINNED | options)))
         )
 
     if host := found(kernel, arguments, of):

@@ -145,7 +145,7 @@ def constexprs(function: Any) -> frozenset[int]:
 
 def launch(function, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """A `_launcher` of generated code that lets Triton look up the binary."""
-    function.run(*args, grid=grid, warmup=False, **{**PINNED, **options})
+    function.run(*args, grid=grid, warmup=False, **(PINNED | options))
 
 
 def launch_binary(function, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
@@ -159,6 +159,6 @@ def launch_binary(function, grid: tuple[int, ...], *args: Any, **options: Any) -
             under_way.wait()
         launch(function, grid, *args, **options)
         if isinstance(function, triton.runtime.JITFunction):
-            _binaries[key] = function.run(*args, grid=grid, warmup=True, **{**PINNED, **options})
+            _binaries[key] = function.run(*args, grid=grid, warmup=True, **(PINNED | options))
         return
     binary[(*grid, 1, 1)](*args)

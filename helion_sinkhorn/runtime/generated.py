@@ -94,7 +94,7 @@ def generated(
         from helion.runtime import default_launcher
 
         (config,) = kernel.helion.configs
-        launcher = functools.partial(default_launcher, **{**PINNED, **fusion(kernel.kernel)})
+        launcher = functools.partial(default_launcher, **(PINNED | fusion(kernel.kernel)))
         with under_float32():
             host = program.compile_config(config)
         return functools.partial(host, _launcher=launcher)
