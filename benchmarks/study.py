@@ -56,10 +56,10 @@ def make_parser() -> argparse.ArgumentParser:
     own.add_argument("--write", type=Path, metavar="FILE", help="as CSV, in place of rows of the same stack")
     own = studies.add_parser("serving")
     own.add_argument("--hidden", type=command.size, nargs="+", default=[4096, 5120, 7168])
-    own.add_argument("--vllm", action="store_true", help="vLLM's own kernels too; it has to be installed")
+    own.add_argument("--peer", choices=("vllm", "sglang"), help="a server's own kernels too, if installed")
     own.add_argument("--tokens", type=command.size, nargs="+",
                      default=[1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 8192])  # fmt: skip
-    own.add_argument("--schemes", nargs="+", choices=("V4.1", "V4"), default=["V4.1", "V4"])
+    own.add_argument("--schemes", nargs="+", choices=("V4.1", "V4", "pre", "post"), default=["V4.1", "V4"])
     own.add_argument("--profile", type=command.size, nargs="+", default=[1, 128], help="tokens of launches")
     own.add_argument("--write", type=Path, metavar="FILE", help="as CSV")
     return parser

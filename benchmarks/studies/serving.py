@@ -1,6 +1,6 @@
 """A seam in the CUDA graph of a server: microseconds by tokens, with the RMSNorm of the next sublayer.
 
-The graph has GRAPH_CALLS seams, each with weights of its own, as in a model: past L2 in all, while streams
+The graph has GRAPH_CALLS calls, each with weights of its own, as in a model: past L2 in all, while streams
 and results are in it.  `kernels` are times of launches by themselves, from the profiler; `floor` is bytes,
 fn as it is kept, over the rate of a copy.
 """
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import collections
+import importlib
 import itertools
+from typing import NamedTuple
 
 import torch
 
@@ -17,61 +19,101 @@ from benchmarks.jobs import Table, of_now
 from benchmarks.residual_path.operations import EPS, ITERATIONS, ROWS, STREAMS, drawn
 from benchmarks.timing import GRAPH_CALLS, conditions, graph
 from helion_sinkhorn import Out, hc_boundary, hc_prepare
+from helion_sinkhorn.integrations.servers import mhc_post, seam
 
 MILLISECONDS = 10.0
 COPIED = 1 << 29
-SHOWN = "scheme", "columns", "tokens", "us", "us_unprepared", "us_vllm", "floor_us", "kernels"
-SCHEMES = {"V4.1": "normed_boundary", "V4": "normed_seam"}
+SHOWN = "scheme", "columns", "tokens", "us", "us_unprepared", "peer", "us_peer", "floor_us", "kernels"
+SCHEMES = {"V4.1": "normed_boundary", "V4": "normed_seam", "pre": "normed_seam", "post": "normed_seam"}
+"""The seams of the two models, and the operators of which a server makes V4's if it does not fuse it."""
+CONSTANTS = EPS, EPS, EPS, 2.0, ITERATIONS
+PEERS = {
+    "vllm": (
+        "vllm.model_executor.kernels.mhc.tilelang",
+        {
+            "V4.1": "mhc_fused_post_pre_delayed_tilelang", "V4": "mhc_fused_post_pre_tilelang",
+            "pre": "mhc_pre_tilelang", "post": "mhc_post_tilelang",
+        },
+    ),
+    "sglang": (
+        "sglang.kernels.ops.layernorm.mhc",
+        {"V4": "mhc_fused_post_pre", "pre": "mhc_pre", "post": "mhc_post"},
+    ),
+}  # fmt: skip
+"""Modules of servers, and their functions for Hopper."""
 
 
-def seams(scheme: str, tokens: int, columns: int):
-    """A function that makes the next of GRAPH_CALLS seams, and the projections that they have."""
-    drawn_once = drawn(SCHEMES[scheme], tokens, columns, "cuda")
-    *update, fn, scale, base, norm = drawn_once
-    update = [*update, None][:5]
-    layers = [(fn.clone(), norm.clone()) for _ in range(GRAPH_CALLS)]
-    turn = itertools.cycle(layers)
-    results = hc_boundary(*update, fn, scale, base, ITERATIONS, EPS, EPS, y_norm_weight=norm)
+class Drawn(NamedTuple):
+    """The inputs of a scheme, and the projections of GRAPH_CALLS layers."""
+
+    update: tuple[torch.Tensor, ...]
+    pre_next: torch.Tensor | None
+    projections: list[torch.Tensor]
+    scale: torch.Tensor
+    base: torch.Tensor
+    norm: torch.Tensor
+
+
+def inputs(scheme: str, tokens: int, columns: int) -> Drawn:
+    *update, fn, scale, base, norm = drawn(SCHEMES[scheme], tokens, columns, "cuda")
+    copies = [fn.clone() for _ in range(GRAPH_CALLS)]
+    return Drawn(update[:4], update[4] if len(update) > 4 else None, copies, scale, base, norm)
+
+
+def ours(scheme: str, given: Drawn):
+    """A function of fn that returns a part of the streams, post, comb and y: a seam, or the operators as the
+    plug-ins for servers call them.
+    """
+    if scheme == "post":
+        return lambda fn: (mhc_post(*given.update),)
+    if scheme == "pre":
+        streams = given.update[1]
+
+        def pre(fn):
+            made = seam(None, streams, (fn, given.scale, given.base), CONSTANTS, given.norm, EPS)
+            return made.post, made.comb, made.y
+
+        return pre
+    others = given.scale, given.base, ITERATIONS, EPS, EPS
+    options = {"y_norm_weight": given.norm, "y_norm_eps": EPS}
+    results = hc_boundary(*given.update, given.pre_next, given.projections[0], *others, **options)
     out = Out(*(torch.empty_like(t) for t in results))
 
-    def run() -> None:
-        own, weight = next(turn)
-        given = *update, own, scale, base, ITERATIONS, EPS, EPS
-        hc_boundary(*given, y_norm_weight=weight, y_norm_eps=EPS, out=out)
+    def whole(fn):
+        made = hc_boundary(*given.update, given.pre_next, fn, *others, **options, out=out)
+        return made.residual, made.post, made.comb, made.y
 
-    return run, [own for own, _ in layers]
+    return whole
 
 
-def of_vllm(scheme: str, tokens: int, columns: int):
-    """The same seams by the kernels of an installed vLLM; raises AssertionError if its results are others."""
-    from vllm.model_executor.kernels.mhc import tilelang as kernels
+def theirs(peer: str, scheme: str, given: Drawn):
+    """The same by the kernels of an installed server; raises AssertionError if its results are others."""
+    module, names = PEERS[peer]
+    function = getattr(importlib.import_module(module), names[scheme])
+    f, streams, post, comb = given.update
+    update = f, streams, post.unsqueeze(-1), comb
+    options = {"norm_weight": given.norm, "norm_eps": EPS}
+    if scheme == "V4.1":
+        options["pre_mix"] = given.pre_next
 
-    *update, fn, scale, base, norm = drawn(SCHEMES[scheme], tokens, columns, "cuda")
-    f, x, post, comb, *pre_next = update
-    turn = itertools.cycle([fn.clone() for _ in range(GRAPH_CALLS)])
+    def run(fn):
+        if scheme == "post":
+            return (function(*update),)
+        rest = fn, given.scale, given.base, *CONSTANTS
+        return function(*((streams,) if scheme == "pre" else update), *rest, **options)
 
-    def run(own: torch.Tensor | None = None):
-        given = f, x, post.unsqueeze(-1), comb, next(turn) if own is None else own, scale, base
-        constants, normed = (EPS, EPS, EPS, 2.0, ITERATIONS), {"norm_weight": norm, "norm_eps": EPS}
-        if pre_next:
-            return kernels.mhc_fused_post_pre_delayed_tilelang(
-                *given, *constants, pre_mix=pre_next[0], **normed
-            )
-        return kernels.mhc_fused_post_pre_tilelang(*given, *constants, **normed)
-
-    ours = hc_boundary(
-        *[*update, None][:5], fn, scale, base, ITERATIONS, EPS, EPS, y_norm_weight=norm, y_norm_eps=EPS
-    )
-    streams, post_of, comb_of, y, *_ = run(fn)
-    # their projection may be in TF32
-    for theirs, own in (
-        (streams, ours.residual),
-        (post_of[..., 0], ours.post),
-        (comb_of, ours.comb),
-        (y, ours.y),
-    ):
-        torch.testing.assert_close(theirs.float(), own.float(), rtol=0.02, atol=0.02)
+    own = given.projections[0]
+    for found, expected in zip(run(own), ours(scheme, given)(own), strict=False):
+        # their projection may be in TF32
+        same = expected.float().reshape(found.shape)
+        torch.testing.assert_close(found.float(), same, rtol=0.02, atol=0.02)
     return run
+
+
+def in_turn(run, projections):
+    """Calls of the layers one after another."""
+    turn = itertools.cycle(projections)
+    return lambda: run(next(turn))
 
 
 def by_kernel(run, calls: int = 20) -> dict[str, float]:
@@ -95,29 +137,34 @@ def copy_rate() -> float:
 
 
 def moved(scheme: str, tokens: int, columns: int) -> int:
-    """Bytes of a seam: streams of bfloat16 once each way, f, y, coefficients, and three parts of fn."""
-    streams = (2 * STREAMS + 2) * 2 * columns
-    coefficients = 4 * (2 * ROWS if scheme == "V4" else 2 * ROWS + STREAMS)
-    return tokens * (streams + coefficients) + 6 * ROWS * STREAMS * columns + 2 * columns
+    """Bytes of a call: streams of bfloat16 once each way, f, y, coefficients, and three parts of fn."""
+    pre, post = scheme != "post", scheme != "pre"
+    streams = (STREAMS + pre + post * (STREAMS + 1)) * 2 * columns
+    coefficients = 4 * ((pre + post) * ROWS - STREAMS * (scheme in ("pre", "post")))
+    coefficients += 4 * STREAMS * (scheme == "V4.1")
+    return tokens * (streams + coefficients) + pre * (6 * ROWS * STREAMS * columns + 2 * columns)
 
 
 def rows(options: argparse.Namespace):
     rate = copy_rate()
     for scheme, columns, tokens in itertools.product(options.schemes, options.hidden, options.tokens):
-        run, projections = seams(scheme, tokens, columns)
+        given = inputs(scheme, tokens, columns)
+        run = in_turn(ours(scheme, given), given.projections)
         with torch.inference_mode():
             anew = graph(lambda run=run: run, MILLISECONDS)[0]
-        for own in projections:
-            hc_prepare(own, boundary=True)
+        for own in given.projections:
+            hc_prepare(own, boundary=scheme.startswith("V"))
         with torch.inference_mode():
             us, low, high = graph(lambda run=run: run, MILLISECONDS)
             kernels = by_kernel(run) if tokens in options.profile else {}
-            theirs = of_vllm(scheme, tokens, columns) if options.vllm else None
-            us_vllm = round(graph(lambda run=theirs: run, MILLISECONDS)[0], 2) if theirs else ""
+            us_peer = ""
+            if options.peer:
+                other = in_turn(theirs(options.peer, scheme, given), given.projections)
+                us_peer = round(graph(lambda run=other: run, MILLISECONDS)[0], 2)
         yield {
             "scheme": scheme, "columns": columns, "tokens": tokens,
             "us": round(us, 2), "us_20": round(low, 2), "us_80": round(high, 2),
-            "us_unprepared": round(anew, 2), "us_vllm": us_vllm,
+            "us_unprepared": round(anew, 2), "peer": options.peer or "", "us_peer": us_peer,
             "floor_us": round(moved(scheme, tokens, columns) / rate, 2),
             "kernels": " + ".join(f"{name} {t:.2f}" for name, t in kernels.items()),
         }  # fmt: skip

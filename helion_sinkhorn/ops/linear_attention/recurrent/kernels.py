@@ -25,7 +25,7 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.runtime.device_math import LOG2E, summed_in_order
+from helion_sinkhorn.runtime.device_math import LOG2E, multiply_add, summed_in_order
 
 
 def over_k(w):
@@ -136,11 +136,15 @@ def stacked(parts, number):
     return stack.reshape(stack.size(0), stack.size(1) * number.size(0)).permute(1, 0)
 
 
-def walk(
-    h, tensors, rate, tile, begin, first, descending, many, count, together, head, scale, late, in_order
-):
-    """The state after `many` steps, with all loads first, which would wait at the barriers of exchanges."""
+def walk(h, tensors, rate, tile, begin, first, many, head, scale, facts):
+    """The state after `many` steps, with all loads first, which would wait at the barriers of exchanges.
+
+    Without an explicit fused multiply-add a compiler may fuse the decay of a step or its update, depending on
+    whether states are kept: gradients of k alone and beside those of gk had other bits (float32, sm_90).
+    """
     q, k, v, o, g, gk, gv = tensors
+    count, _, descending, late, together, in_order, how = facts
+    together = min(together, many)
     sign = -1 if descending else 1
     ts = [first + sign * (begin + i) for i in range(many)]
 
@@ -157,9 +161,10 @@ def walk(
             qs, ks = at_steps(q_loads, q, i, together), at_steps(k_loads, k, i, together)
             gks = at_steps(gk_loads, gk, i, together)
         if late:
-            h = h + over_k(ks[j]) * over_v(vs[i] * scale)
+            h = multiply_add(over_k(ks[j]), over_v(vs[i] * scale), h, how)
         else:
-            h = decayed(h, rates[i], gks[j], gvs[i]) + over_k(ks[j]) * over_v(vs[i])
+            h = decayed(h, rates[i], gks[j], gvs[i])
+            h = multiply_add(over_k(ks[j]), over_v(vs[i]), h, how)
         out = summed(over_k(qs[j]) * h, h.size(0), in_order)
         outs.append(lane(out if late else out * scale))
         if late:
@@ -250,7 +255,7 @@ def linear_attention_walk(
     states (slots, H, ck, rk, cv, rv) receives the state with which a walk enters every `span` steps of a
     sequence: before the first of them in time if early, after the last one if late.
     """
-    count, span, descending, late, together, in_order = facts
+    count, span, descending, late = facts[:4]
     heads, ck, run = hl.specialize((q.size(1), q.size(2), q.size(3)))
     rk = 2 * run if q.dtype == torch.int32 else run
     units, rv = hl.specialize((v.size(2), v.size(3)))
@@ -284,14 +289,8 @@ def linear_attention_walk(
             first = first_step(begin, size, below, many, descending, late)
             whole = many // count * count
             for steps in hl.tile(0, whole, block_size=count):
-                h = walk(
-                    h, tensors, rate, tile, steps.begin, first, descending, count, count, together, head,
-                    scale, late, in_order,
-                )  # fmt: skip
+                h = walk(h, tensors, rate, tile, steps.begin, first, count, head, scale, facts)
             for rest in hl.tile(whole, many, block_size=1):
-                h = walk(
-                    h, tensors, rate, tile, rest.begin, first, descending, 1, count, 1, head, scale, late,
-                    in_order,
-                )  # fmt: skip
+                h = walk(h, tensors, rate, tile, rest.begin, first, 1, head, scale, facts)
         if end is not None:
             end[n, head, :, :, tile, :] = h.permute(3, 0, 2, 1)

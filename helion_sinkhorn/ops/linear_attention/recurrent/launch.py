@@ -41,7 +41,9 @@ def walk_facts(chosen: Chosen, call: WalkCall, vectors: torch.Tensor, *values: A
     sequences, steps, scale, span, backwards, late = values
     count = dict(chosen.choice.variant)["count"]
     together = steps_together(vectors, chosen, count)
-    return sequences, steps, scale, count, span, backwards, late, together, sums_in_order(chosen)
+    # gradients have the same bits whichever others are wanted; o is computed in one way
+    how = None if call.result == "o" else chosen.reciprocal
+    return sequences, steps, scale, count, span, backwards, late, together, sums_in_order(chosen), how
 
 
 KERNELS = {KERNEL: Kernel(KERNEL, BODY, WalkCall, walk_default, walk_space, walk_facts, numbers=3)}
