@@ -1,4 +1,4 @@
-"""The single launch that ends a boundary of few tokens gives the numbers of the three launches of many."""
+"""The single launch that ends a site or boundary of few tokens gives the numbers of the launches of many."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import torch
 from hc_boundaries import boundary, boundary_inputs
 from launches import noted_on_cpu
 
+from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.site.boundary.finish import launch
 from helion_sinkhorn.ops.mhc.site.boundary.finish.space import FEW
+from helion_sinkhorn.ops.mhc.site.crossing import crossing
 
 OPTIONS = {
     "as in models": {},
@@ -40,6 +42,31 @@ def test_the_numbers_are_those_of_three_launches(launched, monkeypatch, options,
     monkeypatch.setattr(launch, "FEW", 4)
     expected = seam()
     assert len(launched) == 5
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("weights", [False, True], ids=["own weights", "weights of the site before"])
+@pytest.mark.parametrize("copies", [False, True], ids=["streams", "copies of one stream"])
+def test_the_numbers_of_a_site_are_those_of_more_launches(launched, monkeypatch, copies, weights):
+    _, x, _, _, fn, scale, base, _, before = boundary_inputs(5, n=4, c=300, dtype=torch.bfloat16)[0]
+    if copies:
+        x = x[:, :1].expand(-1, 4, -1)
+    site = SiteParameters(fn, scale, base, y_norm_weight=torch.rand(300))
+    ends = ["hc_pre_forward"] * weights
+
+    def made():
+        launched.clear()
+        return crossing(None, x, site, before if weights else None, SiteOptions().checked(), "helion")
+
+    found = made()
+    assert launched[1:] == ["hc_mixes_partials", *ends, "hc_boundary_finish"]
+    monkeypatch.setattr(launch, "FEW", 4)
+    expected = made()
+    assert len(launched) == 5
+    assert_close(found, expected)
+
+
+def assert_close(found, expected):
     # exponentials of a CPU may differ in the last place between blocks of other sizes; GPUs' are compared in
     # test_gpu.py, bit for bit
     for a, b in zip(found, expected, strict=True):
@@ -52,5 +79,5 @@ def test_it_ends_few_tokens_on_nvidia_alone(monkeypatch):
     monkeypatch.setattr(launch, "device_of", lambda _: vendors[-1])
     for vendor, short in (("nvidia", True), ("amd", False)):
         vendors.append(type("Device", (), {"vendor": vendor}))
-        assert launch.is_short(FEW, x) == short
-        assert not launch.is_short(FEW + 1, x)
+        assert launch.is_short(x.expand(FEW, 4, 1)) == short
+        assert not launch.is_short(x.expand(FEW + 1, 4, 1))

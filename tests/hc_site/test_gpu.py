@@ -103,6 +103,25 @@ def test_bits_of_a_boundary_do_not_depend_on_the_tokens_around_or_the_run(c, nor
         assert all(torch.equal(a, b[at]) for a, b in zip(results(at), whole, strict=True)), at
 
 
+@pytest.mark.parametrize("copies", [False, True], ids=["streams", "copies of one stream"])
+@pytest.mark.parametrize("c", [67, 1024, 7168])
+def test_bits_of_a_site_with_a_norm_do_not_depend_on_the_tokens_around(c, copies):
+    """Of up to FEW tokens it is ended by the kernel that ends a boundary, of many by three others."""
+    many = FEW + 3
+    generator = torch.Generator().manual_seed(c)
+    shapes = (many, 1 if copies else 4, c), (24, 4 * c), (3,), (24,), (c,)
+    x, *site, norm = (torch.randn(shape, generator=generator).to(DEVICE) for shape in shapes)
+    x = x.bfloat16().expand(-1, 4, -1)
+
+    def results(at):
+        with torch.no_grad():
+            return hc_site(x[at], *site, y_norm_weight=norm, implementation="helion")
+
+    whole = results(slice(None))
+    for at in (slice(0, 1), slice(3, 130), slice(many - 1, many), slice(1, many, 2)):
+        assert all(torch.equal(a, b[at]) for a, b in zip(results(at), whole, strict=True)), at
+
+
 def test_configs_of_a_boundary_make_the_same_bits():
     """A batch and a token alone may be tuned to different ones."""
     call = SiteCall("bfloat16", 4, 1024, "float32")

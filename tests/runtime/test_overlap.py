@@ -15,13 +15,14 @@ from cuda_graphs import capture
 from forked import printed
 from hc_boundaries import boundary, boundary_inputs
 
-from helion_sinkhorn import sinkhorn
+from helion_sinkhorn import hc_post, hc_site, sinkhorn
 from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.runtime import dispatch, launch, overlap
 from helion_sinkhorn.runtime.adapted import adapted
 from helion_sinkhorn.runtime.standalone import load
 
 SEAMS = ["hc_boundary_finish", "hc_boundary_forward", "hc_boundary_last", "hc_boundary_split"]
+PARTS = ["hc_mixes_split", "hc_mixes_partials", "hc_post_forward"]
 LARGE = [f"sinkhorn_large_{name}" for name in ("first", "step", "columns", "back", "gather", "eps_step")]
 CODE = """
 import triton
@@ -70,9 +71,10 @@ def test_which_kernels_overlap(monkeypatch):
     monkeypatch.setattr(overlap, "has_overlap", lambda device: device.type == "cuda")
     gpu = torch.device("cuda", 0)
     waiting = {name for name, kernel in KERNELS.items() if "gdc_wait" in adapted(CODE, kernel, gpu)}
-    assert waiting >= {*SEAMS, *LARGE}
-    assert all(name in SEAMS or name.startswith("sinkhorn_large_") for name in waiting)
-    assert not any("wide" in name for name in waiting)
+    of_large = {name for name in waiting if name.startswith("sinkhorn_large_")}
+    assert waiting - of_large == {*SEAMS, *PARTS}
+    assert of_large >= {*LARGE}
+    assert not any("wide" in name for name in of_large)
 
 
 @pytest.mark.parametrize("name", ["hc_post_backward", "hc_pre_normed_backward"])
@@ -115,17 +117,19 @@ present_device(device)
 from helion_sinkhorn.lab.machine.binary import Job
 from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.lab.tuning.child import compile_launch, first_launch
+from helion_sinkhorn.ops.mhc.post.space import PostCall
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.sinkhorn.large.space import LargeCall
 from helion_sinkhorn.runtime.kernel import default_choice
 
+site = SiteCall("bfloat16", 4, 4096, "float32")
+calls = {
+    "hc_mixes": site.mixes, "hc_post_": PostCall("bfloat16", 4, 4096), "hc_bound": site,
+    "sinkhorn": LargeCall("float32", 1024, 1024),
+}
 found = []
 for name in sys.argv[3:]:
-    call = (
-        SiteCall("bfloat16", 4, 4096, "float32")
-        if name.startswith("hc")
-        else LargeCall("float32", 1024, 1024)
-    )
+    call = calls[name[:8]]
     job = Job(call, default_choice(KERNELS[name], call, device), 16)
     compiled = compile_launch(*first_launch(device, job))
     text = compiled.asm["ptx" if device.vendor == "nvidia" else "amdgcn"]
@@ -148,27 +152,31 @@ print(json.dumps(found))
 def test_nor_in_a_kernel_of_the_package(device, expected):
     environment = {**os.environ, "HELION_SINKHORN_DEVICE": device}
     lines = printed(
-        "-c", COMPILED, device, ACCESSES, *SEAMS, *LARGE, env=environment, loaded=True
+        "-c", COMPILED, device, ACCESSES, *SEAMS, *PARTS, *LARGE, env=environment, loaded=True
     ).splitlines()
-    assert json.loads(lines[-1]) == [expected] * len(SEAMS + LARGE)
+    assert json.loads(lines[-1]) == [expected] * len(SEAMS + PARTS + LARGE)
 
 
-def chain(given, norm):
-    """Twenty seams, each of which reads what the one before it wrote."""
+def chain(given, norm, parts):
+    """Twenty seams, each of which reads what the one before it wrote; with `parts` by two operators."""
     f, x, post, comb, *site = given
     for _ in range(20):
-        made = boundary(f, x, post, comb, *site, own=True, y_norm_weight=norm)
-        f, x, post, comb = made.y, made.residual, made.post, made.comb
+        if parts:
+            x = hc_post(f, x, post, comb)
+            f, post, comb, _ = hc_site(x, *site[:3], y_norm_weight=norm)
+        else:
+            made = boundary(f, x, post, comb, *site, own=True, y_norm_weight=norm)
+            f, x, post, comb = made.y, made.residual, made.post, made.comb
     return f, x, post, comb
 
 
-def seams(tokens):
+def seams(tokens, parts=False):
     given, _ = boundary_inputs(tokens, n=4, c=4096, dtype=torch.bfloat16)
     given, norm = [t.cuda() for t in given[:8]], torch.ones(4096, device="cuda")
 
     def run():
         with torch.no_grad():
-            return chain(given, norm)
+            return chain(given, norm, parts)
 
     return run
 
@@ -187,8 +195,14 @@ def large(**form):
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("make", "of"),
-    [(seams, {"tokens": 1}), (seams, {"tokens": 128}), (large, {"form": "log"}), (large, {"eps": 1e-6})],
-    ids=["seams of a token", "seams of 128", "large, log form", "large, deepseek form"],
+    [
+        (seams, {"tokens": 1}),
+        (seams, {"tokens": 128}),
+        (seams, {"tokens": 128, "parts": True}),
+        (large, {"form": "log"}),
+        (large, {"eps": 1e-6}),
+    ],
+    ids=["seams of a token", "seams of 128", "in parts", "large, log form", "large, deepseek form"],
 )
 def test_overlapping_launches_have_the_bits_of_others(make, of, monkeypatch):
     """A program that did not wait would read what the launch before it has not written yet."""

@@ -174,10 +174,10 @@ def of_finish(call: SiteCall, batch: int, device: str) -> Tensors:
 
 def run_finish(call: SiteCall, choice: Choice, partials, squares, scale, base, streams, weight) -> Tensors:
     """A launch with the collapse, which takes longer than the norm of a given y."""
-    y, options = torch.empty_like(streams[:, 0]), SiteOptions().checked()
+    options = SiteOptions().checked()
     sums = mixes_launch.Partials(partials, squares)
     site = SiteParameters(None, scale, base, y_norm_weight=weight)
-    made = finish.run(sums, site, y, streams, call, options, choice=choice)
+    y, *made = finish.run(sums, site, streams, None, call, options, choice=choice)
     return *made, y
 
 

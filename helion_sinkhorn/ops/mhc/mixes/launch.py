@@ -78,14 +78,16 @@ def backward_facts(
 
 
 KERNELS = {
-    name: Kernel(name, f"{BODIES}:{name}", MixesCall, *own, traits=frozenset({trait}), size=size)
+    name: Kernel(name, f"{BODIES}:{name}", MixesCall, *own, traits=frozenset(traits.split()), size=size)
     # own: the default, the space and the facts
-    for name, trait, size, *own in (
+    for name, traits, size, *own in (
         (
-            SPLIT, "splits", lambda call: call.m, space.split_default, space.split_space,
+            SPLIT, "splits overlaps", lambda call: call.m, space.split_default, space.split_space,
             lambda chosen, call, rows: (rows, call.columns, call.parts),
         ),
-        (PARTIALS, "splits", None, space.partials_default, space.partials_space, partials_facts),
+        (
+            PARTIALS, "splits overlaps", None, space.partials_default, space.partials_space, partials_facts
+        ),
         (
             REDUCE, "norms", None, space.reduce_default, space.reduce_space,
             lambda chosen, call, *values: values,

@@ -34,7 +34,7 @@ def backward_facts(chosen: Chosen, call: PostCall, comb_order: str) -> tuple[Any
 KERNELS = {
     name: Kernel(name, f"{BODIES}:{name}", PostCall, *own, traits=frozenset({"in place", *traits}))
     for name, traits, *own in (
-        (FORWARD, (), space.forward_default, space.forward_space, forward_facts),
+        (FORWARD, ("overlaps",), space.forward_default, space.forward_space, forward_facts),
         (
             BACKWARD,
             ("optional results",),

@@ -1,6 +1,7 @@
-"""From tensors to the launches of hc_site: five forward, and a backward that writes dx once.
+"""From tensors to the launches of hc_site: five forward, or three, and a backward that writes dx once.
 
-The forward launches the kernels of hc_mixes, hc_split_sinkhorn and hc_pre.  The backward has two kernels of
+The forward launches the kernels of hc_mixes, hc_split_sinkhorn and hc_pre; for few tokens and with a norm,
+one of hc_boundary takes the place of the last three.  The backward has two kernels of
 its own: one for the gradient of the collapse's weights, which the projection's upstream gradient depends on,
 and one that writes the whole gradient of the streams in one pass with the gradient of fn.
 """
@@ -21,6 +22,7 @@ from helion_sinkhorn.ops.mhc.out import NONE, Out
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
 from helion_sinkhorn.ops.mhc.pre.normed import launch as normed_launch
 from helion_sinkhorn.ops.mhc.site import space
+from helion_sinkhorn.ops.mhc.site.boundary.finish import launch as finish
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.mhc.split import launch as split_launch
 from helion_sinkhorn.runtime.kernel import Choice, Kernel, default_choice
@@ -66,13 +68,18 @@ def forward(
     The site has no comb, and its norm_weight is in fn.
     """
     n, columns = x.shape[-2:]
-    streams, call = flattened_streams(x), call_for(n, columns, x.dtype, options.precision).mixes
-    made = mixes_launch.sums(streams, site.fn, call, options.precision)
-    streams, norm = streams.view(x.shape), (site.y_norm_weight, options.y_norm_eps, out.y)
-    # comes first, since pre may be written over the weights
-    y = None if weights is None else collapsed(streams, weights, *norm)
-    found = coefficients(made, x.shape[:-2], site, n, call, options, out)
-    return collapsed(streams, found[0], *norm) if y is None else y, *found
+    streams, call = flattened_streams(x), call_for(n, columns, x.dtype, options.precision)
+    made = mixes_launch.sums(streams, site.fn, call.mixes, options.precision)
+    streams, norm, eps = streams.view(x.shape), site.y_norm_weight, options.y_norm_eps
+    short = norm is not None and finish.is_short(x)
+    y = None
+    if weights is not None:
+        # comes first, since pre may be written over the weights
+        y = collapsed(streams, weights, None if short else norm, eps, out.y)
+    if short:
+        return finish.run(made, site, streams, y, call, options, out)
+    found = coefficients(made, x.shape[:-2], site, n, call.mixes, options, out)
+    return collapsed(streams, found[0], norm, eps, out.y) if y is None else y, *found
 
 
 def collapsed(streams: torch.Tensor, by: torch.Tensor, norm: Some, eps: float, into: Some) -> torch.Tensor:

@@ -91,11 +91,8 @@ def forward(
         split = split_of(parameter(site.fn), call, choices.get(SPLIT))
     chosen = choices.get(FORWARD)
     streams, y, made = one_pass(update, weights, split, call, options.comb_order, chosen, out)
-    if norm is not None and (FINISH in choices or finish.is_short(len(made.squares), x)):
-        own = None
-        if y is None:
-            y, own = room(out.y, x, (*x.shape[:-2], columns), x.dtype), streams
-        return streams, y, *finish.run(made, site, y, own, call, options, out, choices.get(FINISH))
+    if norm is not None and (FINISH in choices or finish.is_short(x)):
+        return streams, *finish.run(made, site, streams, y, call, options, out, choices.get(FINISH))
     if y is not None and norm is not None:
         normalise(y, norm, options.y_norm_eps)
     found = coefficients(made, x.shape[:-2], site, n, call.mixes, options, out)

@@ -1,22 +1,24 @@
-"""From tensors to the launch that ends hc_boundary for few tokens."""
+"""From tensors to the launch that ends hc_site and hc_boundary with a norm for few tokens."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from helion_sinkhorn.ops.mhc.mixes.launch import Partials
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
-from helion_sinkhorn.ops.mhc.out import NONE, Out
+from helion_sinkhorn.ops.mhc.out import NONE, Out, room
 from helion_sinkhorn.ops.mhc.site.boundary.finish.space import FEW, default, space
+from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.mhc.split import launch as split_launch
 from helion_sinkhorn.ops.mhc.split.views import At, logits_view, rooms, written_view
 from helion_sinkhorn.ops.sinkhorn.views import thread_of
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.launch import Chosen, device_of, launch
-from helion_sinkhorn.runtime.views import parameter, placed
+from helion_sinkhorn.runtime.launch import Chosen, device_of, launch, layout_key
+from helion_sinkhorn.runtime.views import flattened_streams, parameter, placed
 from helion_sinkhorn.runtime.wanted import Some
 
 FINISH = "hc_boundary_finish"
@@ -40,30 +42,34 @@ KERNEL = Kernel(
 )  # fmt: skip
 
 
-def is_short(tokens: int, x: torch.Tensor) -> bool:
-    """Whether one launch is shorter than three there, and has their bits: LLVM fuses sums anew on AMD."""
-    return tokens <= FEW and device_of(x).vendor == "nvidia"
+def is_short(streams: torch.Tensor) -> bool:
+    """Whether one launch is shorter than three for (..., n, C), with their bits: LLVM fuses sums anew on AMD."""
+    *lead, n, _ = streams.shape
+    return math.prod(lead) <= FEW and n <= MOST_STREAMS and device_of(streams).vendor == "nvidia"
 
 
 def run(
     partials: Partials,
     site: SiteParameters,
-    y: torch.Tensor,
-    streams: Some,
+    streams: torch.Tensor,
+    y: Some,
     call: SiteCall,
     options: SiteOptions,
     out: Out = NONE,
     choice: Choice | None = None,
 ) -> Tensors:
-    """(pre, post, comb, mixes, norms), and over y (..., C) its norm, or that of the collapse of `streams`."""
+    """(u, pre, post, comb, mixes, norms): u (..., C) is the norm of y, over y, or without y that of the
+    collapse of the streams (..., n, C).
+    """
     products, squares = partials
     tokens, splits, m = products.shape
-    n, lead = call.n, y.shape[:-1]
+    n, lead, x = call.n, streams.shape[:-2], None
+    if y is None:
+        x, y = flattened_streams(streams), room(out.y, streams, (*lead, call.columns), streams.dtype)
     mixes, norms = products.new_empty((tokens, m)), products.new_empty((tokens, 2))
     scale, base, weight = parameter(site.scale), parameter(site.base), placed(site.y_norm_weight)
     made = rooms(products, lead, n, torch.float32, out[1:4])
     rows = y.view(tokens, -1)
-    x = None if streams is None else streams.view(tokens, n, -1)
     tensors = (
         products, squares, mixes, norms, mixes, At(mixes, 2 * n), scale, base, At(base, 2 * n), *made,
         None if x is None else products, x, rows, weight,
@@ -82,7 +88,7 @@ def run(
 
     launch(
         KERNEL, call, tensors, splits, options, batch=tokens, choice=choice, views=views,
-        # all are contiguous, so nothing else decides their layout
-        layouts=(tokens, n, y.size(-1), y.dtype, y.device, weight.dtype, x is None),
+        # all others are contiguous, so nothing else decides their layout
+        layouts=(tokens, n, weight.dtype, layout_key(y, x)),
     )  # fmt: skip
-    return *made, *(t.view(*lead, t.size(1)) for t in (mixes, norms))
+    return y, *made, *(t.view(*lead, t.size(1)) for t in (mixes, norms))
