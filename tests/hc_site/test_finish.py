@@ -8,9 +8,9 @@ from hc_boundaries import boundary, boundary_inputs
 from launches import noted_on_cpu
 
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
-from helion_sinkhorn.ops.mhc.site.boundary.finish import launch
-from helion_sinkhorn.ops.mhc.site.boundary.finish.space import FEW
 from helion_sinkhorn.ops.mhc.site.crossing import crossing
+from helion_sinkhorn.ops.mhc.site.finish import launch
+from helion_sinkhorn.ops.mhc.site.finish.space import FEW
 
 OPTIONS = {
     "as in models": {},

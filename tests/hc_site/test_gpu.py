@@ -19,7 +19,7 @@ from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as backward
 from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
-from helion_sinkhorn.ops.mhc.site.boundary.finish.space import FEW
+from helion_sinkhorn.ops.mhc.site.finish.space import FEW
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates
@@ -106,7 +106,7 @@ def test_bits_of_a_boundary_do_not_depend_on_the_tokens_around_or_the_run(c, nor
 @pytest.mark.parametrize("copies", [False, True], ids=["streams", "copies of one stream"])
 @pytest.mark.parametrize("c", [67, 1024, 7168])
 def test_bits_of_a_site_with_a_norm_do_not_depend_on_the_tokens_around(c, copies):
-    """Of up to FEW tokens it is ended by the kernel that ends a boundary, of many by three others."""
+    """One kernel ends a site of up to FEW tokens, and three others end one of many."""
     many = FEW + 3
     generator = torch.Generator().manual_seed(c)
     shapes = (many, 1 if copies else 4, c), (24, 4 * c), (3,), (24,), (c,)

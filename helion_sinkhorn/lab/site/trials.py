@@ -23,9 +23,9 @@ from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_backward
 from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
 from helion_sinkhorn.ops.mhc.site.boundary.backward.space import CHUNK
-from helion_sinkhorn.ops.mhc.site.boundary.finish import launch as finish
 from helion_sinkhorn.ops.mhc.site.boundary.last.launch import LAST
 from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS, chunk_of
+from helion_sinkhorn.ops.mhc.site.finish import launch as finish
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.runtime.updates import Update

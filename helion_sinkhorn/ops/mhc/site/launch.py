@@ -22,7 +22,7 @@ from helion_sinkhorn.ops.mhc.out import NONE, Out
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
 from helion_sinkhorn.ops.mhc.pre.normed import launch as normed_launch
 from helion_sinkhorn.ops.mhc.site import space
-from helion_sinkhorn.ops.mhc.site.boundary.finish import launch as finish
+from helion_sinkhorn.ops.mhc.site.finish import launch as finish
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.mhc.split import launch as split_launch
 from helion_sinkhorn.runtime.kernel import Choice, Kernel, default_choice

@@ -14,9 +14,9 @@ from helion_sinkhorn.ops.mhc.pre.normed.launch import normalise
 from helion_sinkhorn.ops.mhc.prepared import prepared
 from helion_sinkhorn.ops.mhc.site import launch as site_launch
 from helion_sinkhorn.ops.mhc.site.boundary import space
-from helion_sinkhorn.ops.mhc.site.boundary.finish import launch as finish
-from helion_sinkhorn.ops.mhc.site.boundary.finish.launch import FINISH
 from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS, WIDTH, chunk_of
+from helion_sinkhorn.ops.mhc.site.finish import launch as finish
+from helion_sinkhorn.ops.mhc.site.finish.launch import FINISH
 from helion_sinkhorn.ops.mhc.site.launch import Tensors, call_for, coefficients, collapsed
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel

@@ -1,4 +1,4 @@
-"""The config of the launch that ends hc_boundary for few tokens, which follows from others."""
+"""The config of the launch that ends hc_site and hc_boundary for few tokens, which follows from others."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ FEW = 1024
 H200, a seam of V4, 4 x 4096 columns, with one launch and with three: 29.8 and 36.9 us of 512 tokens, 54.6 and
 60.5 of 1024, 102 and 101 of 2048, 364 and 323 of 8192.
 """
+MOST_STREAMS = 4
+"""The most streams with which it was measured."""
 
 
 def default(call: SiteCall, device: Device) -> tuple[Items, Items]:

@@ -10,8 +10,7 @@ import torch
 from helion_sinkhorn.ops.mhc.mixes.launch import Partials
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.out import NONE, Out, room
-from helion_sinkhorn.ops.mhc.site.boundary.finish.space import FEW, default, space
-from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
+from helion_sinkhorn.ops.mhc.site.finish.space import FEW, MOST_STREAMS, default, space
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.mhc.split import launch as split_launch
 from helion_sinkhorn.ops.mhc.split.views import At, logits_view, rooms, written_view
@@ -37,13 +36,13 @@ def facts(chosen: Chosen, call: SiteCall, splits: int, options: SiteOptions) -> 
 
 
 KERNEL = Kernel(
-    FINISH, f"helion_sinkhorn.ops.mhc.site.boundary.finish.kernels:{FINISH}", SiteCall, default, space, facts,
+    FINISH, f"helion_sinkhorn.ops.mhc.site.finish.kernels:{FINISH}", SiteCall, default, space, facts,
     traits=frozenset({"norms", "overlaps"}),
 )  # fmt: skip
 
 
 def is_short(streams: torch.Tensor) -> bool:
-    """Whether one launch is shorter than three for (..., n, C), with their bits: LLVM fuses sums anew on AMD."""
+    """Whether one launch is shorter than three, and has their bits: LLVM fuses sums anew on AMD."""
     *lead, n, _ = streams.shape
     return math.prod(lead) <= FEW and n <= MOST_STREAMS and device_of(streams).vendor == "nvidia"
 

@@ -1,4 +1,4 @@
-"""The Helion kernel body that ends hc_boundary for few tokens: one launch in place of three.
+"""The Helion kernel body that ends hc_site and hc_boundary for few tokens: one launch in place of three.
 
 Two programs a token.  One adds up the partial sums of the projection and makes the coefficients, while the
 other has a row of the result: it normalises y, or first collapses the streams by pre.  Every number is made
