@@ -519,6 +519,11 @@ def test_kernels_pass_on_this_device(name):
     assert all(r["kernel"] in KERNELS for r in record["results"])
 
 
+@pytest.mark.parametrize("name", ["quantize_columns", "quantize_mx"])
+def test_scales_by_columns_pass(name):
+    assert accuracy.failures(accuracy.judge(name, "cpu", STEPS)) == []
+
+
 ARGUMENTS = "--steps", str(STEPS), "--jobs", "1", "--no-inductor", "--workloads", "mhc_bf16", "tail_5x3"
 
 

@@ -89,14 +89,15 @@ def run(workload: QuantizeWorkload, choices: Choices | None, of: Collection[str]
 
 
 def unpacked(workload: QuantizeWorkload) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Makes float32 of values, and of scales, which may be four to an int32."""
+    """Makes contiguous float32 of values, and of scales, which may be four to an int32 and lie by columns."""
 
     def change(t: torch.Tensor) -> torch.Tensor:
         if t.dtype != torch.int32:
-            return t.float()
+            return t.float().contiguous()
         exponents = torch.stack([t >> shift & 255 for shift in (0, 8, 16, 24)], -1).flatten(-2)
         powers = (exponents << 23).view(torch.float32)
-        return torch.where(exponents == 255, torch.nan, powers)[..., : workload.c // workload.group]
+        scales = torch.where(exponents == 255, torch.nan, powers)
+        return scales[..., : workload.c // workload.group].contiguous()
 
     return change
 
