@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 SWITCH = "HELION_SINKHORN_SERVE"
-"""The environment variable: unset, empty or "off" does nothing; "on", or the least number of tokens."""
+"""The environment variable: unset, empty or "off" does nothing; "on" or "all" as for `register`."""
 
 
 def is_on() -> bool:

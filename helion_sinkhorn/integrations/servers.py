@@ -15,49 +15,42 @@ from helion_sinkhorn.ops.mhc.site.crossing import Crossing, check_site, crossing
 from helion_sinkhorn.runtime.checks import type_of
 from helion_sinkhorn.runtime.updates import Update
 
-LEAST_TOKENS = 1024
-"""By default calls of fewer tokens are left to the server.
+MOST_TOKENS = 256
+"""Fused seams of up to so many tokens take less time here than by vLLM's kernels with DeepGEMM in TF32.
 
-It was chosen before any server's kernels were measured beside ours.  For up to 256 tokens a seam takes less
-time here than by vLLM's kernels with DeepGEMM in TF32, for 512 to 2048 1.10 to 1.15 times as long, and for
-8192 1.02 times (H200, docs/integrations.md); the operators by themselves, and SGLang's kernels, were not
-measured.
+Those of more tokens take up to 1.2 times as long, and the operators by themselves longer or as long (H200,
+docs/integrations.md).
 """
+CALLS = "on", "all"
 
 
 class Taken:
     """Which calls a plug-in takes; each plug-in has one global record, which its operators read."""
 
-    least = LEAST_TOKENS
+    every = False
 
-    def set(self, asked: int | str | None) -> None:
-        """Set from an argument or the environment: None or "on" for the default, or a number of tokens."""
-        if asked is None or asked == "on":
-            self.least = LEAST_TOKENS
-            return
-        text = asked.strip() if isinstance(asked, str) else asked
-        if isinstance(text, str) and text.isdecimal():
-            text = int(text)
-        if isinstance(text, bool) or not isinstance(text, int) or text < 1:
-            what = repr(asked) if isinstance(asked, (int, str)) else type_of(asked)
+    def set(self, calls: str) -> None:
+        """Set from an argument or the environment."""
+        if calls not in CALLS:
+            what = repr(calls) if isinstance(calls, (int, str)) else type_of(calls)
             raise ValueError(
-                f"least_tokens, or HELION_SINKHORN_SERVE, is {what}; give a number of tokens of at least 1, "
-                'or "on"; "off" in the environment'
+                f"calls, or HELION_SINKHORN_SERVE, is {what}; pass 'on' for seams of up to {MOST_TOKENS} "
+                "tokens, or 'all' for every call; 'off' in the environment"
             )
-        self.least = text
+        self.every = calls == "all"
 
-    def takes(self, streams: torch.Tensor) -> bool:
-        """Whether this package computes a call with streams (..., n, C)."""
-        return streams.shape[:-2].numel() >= self.least
+    def takes(self, streams: torch.Tensor | None) -> bool:
+        """Whether this package computes a call: of a fused seam with streams (..., n, C), or of a part."""
+        return self.every or (streams is not None and streams.shape[:-2].numel() <= MOST_TOKENS)
 
-    def or_theirs(self, ours: Callable[..., Any], streams: str) -> Callable[..., Any]:
-        """(theirs, *given, **options): `ours` of what is taken, whose argument of streams has this name."""
-        at = [*inspect.signature(ours).parameters].index(streams)
+    def or_theirs(self, ours: Callable[..., Any], streams: str = "") -> Callable[..., Any]:
+        """(theirs, *given, **options): `ours` if it is taken; a fused seam names its argument of streams."""
+        names = [*inspect.signature(ours).parameters]
 
         @functools.wraps(ours)
         def call(theirs: Callable[..., Any], *given: Any, **options: Any) -> Any:
-            is_ours = self.takes(options[streams] if streams in options else given[at])
-            return (ours if is_ours else theirs)(*given, **options)
+            of = {**dict(zip(names, given, strict=False)), **options}.get(streams)
+            return (ours if self.takes(of) else theirs)(*given, **options)
 
         return call
 

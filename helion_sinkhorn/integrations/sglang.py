@@ -79,21 +79,21 @@ def post_fusion(
 
 
 HOOKS = {
-    "sglang.kernels.ops.layernorm.mhc.mhc_pre": taken.or_theirs(mhc_pre, "residual"),
-    "sglang.kernels.ops.layernorm.mhc.mhc_post": taken.or_theirs(mhc_post, "residual"),
-    "sglang.kernels.ops.layernorm.mhc_head.fused_hc_head": taken.or_theirs(fused_hc_head, "x"),
+    "sglang.kernels.ops.layernorm.mhc.mhc_pre": taken.or_theirs(mhc_pre),
+    "sglang.kernels.ops.layernorm.mhc.mhc_post": taken.or_theirs(mhc_post),
+    "sglang.kernels.ops.layernorm.mhc_head.fused_hc_head": taken.or_theirs(fused_hc_head),
     "sglang.srt.models.deepseek_v4_mhc._post_fusion": post_fusion,
 }
 
 
-def register(least_tokens: int | str | None = None) -> tuple[str, ...]:
-    """Let SGLang's models compute their residual path by this package, in calls with enough tokens.
+def register(calls: str = "on") -> tuple[str, ...]:
+    """Let SGLang's models compute their residual path by this package.
 
     SGLang calls it in each process if HELION_SINKHORN_SERVE is set, and applies the hooks after that.
 
     Args:
-        least_tokens: calls of fewer tokens are left to SGLang; None or "on" for 1024.  With 1 every call is
-            taken, and a token's results do not depend on the tokens around it.
+        calls: "on" for fused seams of up to 256 tokens, which only V4.1 on Blackwell has; "all" for every
+            call, and then a token's results do not depend on the tokens around it.
 
     Returns:
         The functions that are hooked.
@@ -101,10 +101,10 @@ def register(least_tokens: int | str | None = None) -> tuple[str, ...]:
     Numerical policy: as for `hc_site`, `hc_boundary`, `hc_post` and `hc_head`.
 
     Raises:
-        ValueError: least_tokens is none of these.
+        ValueError: calls is none of these.
         RuntimeError: a function of SGLang takes other arguments than in 0.5.23.  Nothing is hooked then.
     """
-    taken.set(least_tokens)
+    taken.set(calls)
     for target, hook in HOOKS.items():
         module, _, name = target.rpartition(".")
         theirs = getattr(pkgutil.resolve_name(module), name)

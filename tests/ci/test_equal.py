@@ -23,7 +23,11 @@ from helion_sinkhorn.lab.workloads import WORKLOADS
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = sorted((ROOT / "docs" / "equal").glob("*.json"))
 COMPARED = [
-    ("mi350", "mi300x", ("two_matrices", "hc_post_odd:out", "attention_unused_end:o,end"), 5),
+    ("mi350", "mi300x", ("hc_post_odd:out",), 1),
+    pytest.param(
+        *("mi350", "mi300x", ("two_matrices", "attention_unused_end:o,end"), 4),
+        marks=pytest.mark.nightly("half a minute; Sinkhorn's code is executed by test_emulation.py always"),
+    ),
     pytest.param(
         *("mi300x", "mi350", ("two_matrices:P", "hc_post_odd:out"), 2),
         marks=pytest.mark.nightly("40 s; an MI350's are compared with what is committed of both always"),
@@ -33,10 +37,10 @@ COMPARED = [
         "mi300x",
         ("quantize_mx:scales", "hc_site_unused_pre:hc_boundary_last"),
         2,
-        marks=pytest.mark.nightly("20 s of compilers; Sinkhorn, a projection and a scan run always"),
+        marks=pytest.mark.nightly("20 s of compilers; a projection runs always"),
     ),
 ]
-"""Sinkhorn forward and backward, a projection, a scan; by night kernels by themselves."""
+"""A projection; by night Sinkhorn forward and backward, a scan, and kernels by themselves."""
 
 
 @pytest.mark.parametrize(("device", "other", "workloads", "count"), COMPARED)

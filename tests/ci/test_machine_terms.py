@@ -324,20 +324,18 @@ print(any("fma" in op for op in binary.operations), machine_rules.broken(binary)
 """
 
 
+@pytest.mark.nightly("8 s of a compiler each; a program compiled below always has the option of fusion")
 @pytest.mark.parametrize(
     ("name", "value", "fused", "broken"),
     [
         ("TRITON_DEFAULT_FP_FUSION", "0", True, []),
-        pytest.param(
-            "TRITON_FORCE_DISABLE_FP_FUSION",
-            "1",
-            False,
+        (
+            "TRITON_FORCE_DISABLE_FP_FUSION", "1", False,
             [f"{machine_rules.fusion.__doc__} enable_fp_fusion is off"],
-            marks=pytest.mark.nightly("8 s of a compiler; rules judge binaries made by hand always"),
         ),
     ],
     ids=["the default", "forced"],
-)
+)  # fmt: skip
 def test_products_fuse_whatever_the_default_and_unfused_code_is_found(name, value, fused, broken, tmp_path):
     environment = {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
     environment |= {"HELION_SINKHORN_DEVICE": "mi350", "HELION_SINKHORN_CACHE_DIR": "off", name: value}

@@ -30,7 +30,6 @@ def default(name, call, key):
     ("key", "calls", "names"),
     [
         pytest.param("h200", CALLS[2:3], NAMES[:1], id="h200"),
-        pytest.param("mi350", CALLS[:1], NAMES[:1], id="mi350"),
         *(
             pytest.param(key, CALLS, NAMES, id=f"{key} all", marks=BY_NIGHT)
             for key in ("h200", "mi350", "b200")

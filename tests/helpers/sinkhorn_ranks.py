@@ -151,7 +151,7 @@ def of_teacher_on_gpus(mesh: Any, share: float) -> tuple[bool, torch.Tensor]:
     return shared.by_kernels, sinkhorn_knopp_teacher(x, 0.1, 3, group=group).cpu()
 
 
-LAUNCHED = ("rows", "log", 3), ("cols", "log", 3), ("rows", "deepseek", 1), ("cols", "deepseek", 3)
+LAUNCHED = ("rows", "log", 2), ("cols", "log", 2), ("rows", "deepseek", 1), ("cols", "deepseek", 2)
 
 
 def of_launches(mesh: Any) -> dict[Any, tuple[torch.Tensor, ...]]:

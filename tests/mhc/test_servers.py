@@ -19,9 +19,10 @@ from forked import python
 from mhc_equations import exactly
 
 from helion_sinkhorn import hc_boundary, hc_head, hc_post, hc_site
-from helion_sinkhorn.integrations.servers import LEAST_TOKENS, Taken, check_parameters
+from helion_sinkhorn.integrations import servers
+from helion_sinkhorn.integrations.servers import Taken, check_parameters
 
-N, WIDTH, TOKENS, LEAST = 4, 24, 6, 5
+N, WIDTH, TOKENS, MOST = 4, 24, 6, 5
 ROWS = N * (N + 2)
 CONSTANTS = 1e-5, 2e-6, 3e-6, 2.0, 20
 """rms_eps, pre_eps, sinkhorn_eps, post_mult, repeat: all different, so that none takes another's place."""
@@ -44,7 +45,7 @@ def vllm(patched):
     mhc = server_modules.vllm(patched, server_modules.released("vllm"))
     from helion_sinkhorn.integrations import vllm as plugin
 
-    names = plugin.register(LEAST)
+    names = plugin.register("all")
     return SimpleNamespace(mhc=mhc, plugin=plugin, names=names)
 
 
@@ -71,7 +72,7 @@ def sglang(patched):
         leaving(module, name)
     from helion_sinkhorn.integrations import sglang as plugin
 
-    plugin.register(LEAST)
+    plugin.register("all")
     registry.HookRegistry.apply_hooks()
     return SimpleNamespace(mhc=mhc, head=head, v41=v41, plugin=plugin, left=left)
 
@@ -144,7 +145,7 @@ for value in (None, "", "off"):
 print(sorted(set(sys.modules) - before), "triton" in sys.modules, "helion" in sys.modules)
 os.environ[plugins.SWITCH] = "on"
 sys.modules["helion_sinkhorn.integrations.vllm"] = type(sys)("vllm")
-sys.modules["helion_sinkhorn.integrations.vllm"].register = lambda least: print("registered", least)
+sys.modules["helion_sinkhorn.integrations.vllm"].register = lambda calls: print("registered", calls)
 plugins.vllm()
 """
     root = str(Path(__file__).resolve().parents[2])
@@ -153,19 +154,28 @@ plugins.vllm()
     assert done.stdout.split("\n")[:2] == [f"{own} False False", "registered on"]
 
 
-def test_which_calls_are_taken():
+@pytest.fixture
+def few_alone(monkeypatch):
+    """The plug-ins take seams of up to MOST tokens alone."""
+    monkeypatch.setattr(servers, "MOST_TOKENS", MOST)
+
+    def of(server):
+        monkeypatch.setattr(server.plugin.taken, "every", False)
+
+    return of
+
+
+def test_which_calls_are_taken(few_alone):
     taken = Taken()
-    for asked, least in ((None, LEAST_TOKENS), ("on", LEAST_TOKENS), (7, 7), ("7", 7), (1, 1)):
-        taken.set(asked)
-        assert taken.least == least
-        assert taken.takes(torch.empty(least, N, 1))
-        assert not taken.takes(torch.empty(least - 1, N, 1))
-    taken.set(6)
-    assert taken.takes(torch.empty(2, 3, N, 1))
-    for wrong in (0, "0", "yes", "1.5", 2.0, True, "-1"):
+    for calls, of_seams, of_parts in (("on", [True, False], False), ("all", [True, True], True)):
+        taken.set(calls)
+        assert [taken.takes(torch.empty(tokens, N, 1)) for tokens in (MOST, MOST + 1)] == of_seams
+        assert taken.takes(torch.empty(2, 3, N, 1)) == of_seams[1]
+        assert taken.takes(None) == of_parts
+    for wrong in ("", "yes", "1", 1, True, None):
         with pytest.raises(ValueError, match="HELION_SINKHORN_SERVE, is"):
             taken.set(wrong)
-    assert taken.least == 6
+    assert taken.every
 
 
 def test_other_arguments_are_refused():
@@ -270,7 +280,7 @@ def test_vllm_makes_ours_of_its_classes(vllm):
         made = getattr(vllm.mhc, name)()
         assert type(made) is not getattr(vllm.mhc, name)
         assert isinstance(made, getattr(vllm.mhc, name))
-    assert vllm.plugin.register(LEAST) == vllm.names
+    assert vllm.plugin.register("all") == vllm.names
 
 
 @pytest.mark.parametrize("with_norm", [False, True])
@@ -318,17 +328,18 @@ def test_vllm_has_the_bits_of_the_functions(vllm):
     assert torch.equal(found, hc_head(d.residual, *head, norm_eps=1e-5, eps=1e-6))
 
 
-def test_vllm_keeps_the_calls_of_few_tokens(vllm, monkeypatch):
+def test_vllm_keeps_the_calls_of_many_tokens_and_parts_of_few(vllm, few_alone, monkeypatch):
     """They reach the operator that vLLM's own method calls, with its arguments in their order."""
-    few = drawn(LEAST - 1)
-    site, norm = (few.fn, few.scale, few.base, *CONSTANTS), (few.weight, NORM_EPS)
-    combs = torch.zeros(LEAST - 1, N, N)
+    few_alone(vllm)
+    many = drawn(MOST + 1)
+    site, norm = (many.fn, many.scale, many.base, *CONSTANTS), (many.weight, NORM_EPS)
+    combs = torch.zeros(MOST + 1, N, N)
     made = {
-        "mhc_pre_tilelang": (few.post, combs, few.x),
-        "mhc_post_tilelang": few.residual + 1,
-        "hc_head_fused_kernel_tilelang": few.x + 1,
-        "mhc_fused_post_pre_tilelang": (few.residual + 1, few.post, combs, few.x),
-        "mhc_pre_delayed_tilelang": (few.post, combs, few.x, few.pre),
+        "mhc_pre_tilelang": (many.post, combs, many.x),
+        "mhc_post_tilelang": many.residual + 1,
+        "hc_head_fused_kernel_tilelang": many.x + 1,
+        "mhc_fused_post_pre_tilelang": (many.residual + 1, many.post, combs, many.x),
+        "mhc_pre_delayed_tilelang": (many.post, combs, many.x, many.pre),
     }
     calls = {}
 
@@ -341,20 +352,23 @@ def test_vllm_keeps_the_calls_of_few_tokens(vllm, monkeypatch):
 
     for name in made:
         monkeypatch.setattr(torch.ops.vllm, name, standing(name), raising=False)
-    update, head = (few.x, few.residual, few.post, few.comb), (few.head_fn, few.head_scale, few.head_base)
+    update, head = (
+        (many.x, many.residual, many.post, many.comb),
+        (many.head_fn, many.head_scale, many.head_base),
+    )
     results = [
-        vllm.mhc.MHCPreOp()(few.residual, *site, 1, *norm),
+        vllm.mhc.MHCPreOp()(many.residual, *site, 1, *norm),
         vllm.mhc.MHCPostOp()(*update),
-        vllm.mhc.HCHeadOp()(few.residual, *head, 1e-5, 1e-6),
+        vllm.mhc.HCHeadOp()(many.residual, *head, 1e-5, 1e-6),
         vllm.mhc.MHCFusedPostPreOp()(*update, *site, 1, 1, *norm),
-        vllm.mhc.MHCPreDelayedOp()(few.residual, *site, few.pre, None, *norm, few.x, few.post, few.comb),
+        vllm.mhc.MHCPreDelayedOp()(many.residual, *site, many.pre, None, *norm, many.x, many.post, many.comb),
     ]
     wanted = {
-        "mhc_pre_tilelang": (few.residual, *site, 1, *norm),
+        "mhc_pre_tilelang": (many.residual, *site, 1, *norm),
         "mhc_post_tilelang": update,
-        "hc_head_fused_kernel_tilelang": (few.residual, *head, 1e-5, 1e-6),
+        "hc_head_fused_kernel_tilelang": (many.residual, *head, 1e-5, 1e-6),
         "mhc_fused_post_pre_tilelang": (*update, *site, 1, 1, *norm),
-        "mhc_pre_delayed_tilelang": (few.residual + 1, *site, few.pre, None, *norm),
+        "mhc_pre_delayed_tilelang": (many.residual + 1, *site, many.pre, None, *norm),
     }
     for name, arguments in wanted.items():
         for found, want in zip(calls[name], arguments, strict=True):
@@ -362,16 +376,29 @@ def test_vllm_keeps_the_calls_of_few_tokens(vllm, monkeypatch):
     for found, name in zip(results[:4], list(made)[:4], strict=True):
         pairs = zip(found, made[name], strict=True) if isinstance(found, tuple) else [(found, made[name])]
         assert all(torch.equal(a, b) for a, b in pairs), name
-    assert torch.equal(results[4][0], few.residual + 1)
-    assert torch.equal(results[4][4], few.pre)
-    # the first layer's narrower projection is vLLM's at any number of tokens
-    many = drawn(LEAST + 1)
-    made["mhc_pre_delayed_tilelang"] = (many.post, many.comb, many.x, many.pre)
-    narrow = many.fn[:, :WIDTH].contiguous()
-    site = narrow, many.scale, many.base, *CONSTANTS
-    streams, *_ = vllm.mhc.MHCPreDelayedOp()(many.residual, *site, x=many.x)
-    assert streams is many.residual
-    assert torch.equal(calls["mhc_pre_delayed_tilelang"][1], narrow)
+    assert torch.equal(results[4][0], many.residual + 1)
+    assert torch.equal(results[4][4], many.pre)
+    few, calls_of_many = drawn(MOST), {**calls}
+    for name in ("mhc_pre_tilelang", "mhc_post_tilelang"):
+        calls.pop(name)
+    site = few.fn, few.scale, few.base, *CONSTANTS
+    vllm.mhc.MHCPreOp()(few.residual, *site)
+    vllm.mhc.MHCPostOp()(few.x, few.residual, few.post, few.comb)
+    x, *_ = vllm.mhc.MHCFusedPostPreOp()(few.x, few.residual, few.post, few.comb, *site)
+    assert torch.equal(x, hc_post(few.x, few.residual, few.post[..., 0], few.comb))
+    assert calls.keys() == calls_of_many.keys()
+
+
+def test_vllm_keeps_the_first_layer_s_narrower_projection(vllm, monkeypatch):
+    d, calls = drawn(), []
+    monkeypatch.setattr(
+        torch.ops.vllm, "mhc_pre_delayed_tilelang",
+        lambda *given: calls.append(given) or (d.post, d.comb, d.x, d.pre), raising=False,
+    )  # fmt: skip
+    narrow = d.fn[:, :WIDTH].contiguous()
+    streams, *_ = vllm.mhc.MHCPreDelayedOp()(d.residual, narrow, d.scale, d.base, *CONSTANTS, x=d.x)
+    assert streams is d.residual
+    assert torch.equal(calls[0][1], narrow)
 
 
 def test_vllm_s_operators_have_fakes(vllm):
@@ -402,24 +429,26 @@ def on_meta(given):
     return [t.to("meta") if isinstance(t, torch.Tensor) else t for t in given]
 
 
-def test_one_compiled_graph_of_vllm_takes_and_leaves_calls(vllm, monkeypatch):
+def test_one_compiled_graph_of_vllm_takes_and_leaves_calls(vllm, few_alone, monkeypatch):
     """vLLM drops the guards of its graphs: a choice made in tracing would stay for any number of tokens."""
+    few_alone(vllm)
     monkeypatch.setattr(
-        torch.ops.vllm, "mhc_post_tilelang", lambda x, residual, *_: torch.zeros_like(residual), raising=False
-    )
-    operator, graphs = vllm.mhc.MHCPostOp(), []
+        torch.ops.vllm, "mhc_fused_post_pre_tilelang",
+        lambda x, residual, post, comb, *_: (torch.zeros_like(residual), post, comb, x), raising=False,
+    )  # fmt: skip
+    operator, graphs = vllm.mhc.MHCFusedPostPreOp(), []
 
     def counting(graph, _):
         graphs.append(graph)
         return graph.forward
 
     compiled = torch.compile(
-        lambda *given: operator(*given) + 0, backend=counting, fullgraph=True, dynamic=True
+        lambda *given: operator(*given, *CONSTANTS)[0] + 0, backend=counting, fullgraph=True, dynamic=True
     )
-    many, few = drawn(LEAST + 3), drawn(LEAST - 1)
-    found = compiled(many.x, many.residual, many.post, many.comb)
-    assert torch.equal(found, hc_post(many.x, many.residual, many.post[..., 0], many.comb))
-    assert compiled(few.x, few.residual, few.post, few.comb).count_nonzero() == 0
+    few, many = drawn(MOST), drawn(MOST + 3)
+    found, left = (compiled(d.x, d.residual, d.post, d.comb, d.fn, d.scale, d.base) for d in (few, many))
+    assert torch.equal(found, hc_post(few.x, few.residual, few.post[..., 0], few.comb))
+    assert left.count_nonzero() == 0
     assert len(graphs) == 1
 
 
@@ -427,7 +456,7 @@ def test_vllm_s_class_of_another_package_stays(vllm, monkeypatch):
     registry = vllm.plugin.op_registry_oot
     monkeypatch.setitem(registry, "MHCPostOp", type("Other", (), {"__module__": "other_package"}))
     with pytest.raises(ValueError, match=r"MHCPostOp of vLLM is replaced by other_package .* VLLM_PLUGINS"):
-        vllm.plugin.register(LEAST)
+        vllm.plugin.register("all")
 
 
 @pytest.mark.parametrize("with_norm", [False, True])
@@ -479,8 +508,9 @@ def test_sglang_computes_the_seam_of_v41(sglang):
     assert isinstance(state.input, sglang.v41.HcNormed)
 
 
-def test_sglang_keeps_what_is_not_ours(sglang):
-    few, many = drawn(LEAST - 1), drawn()
+def test_sglang_keeps_what_is_not_ours(sglang, few_alone):
+    few_alone(sglang)
+    few, many = drawn(MOST - 1), drawn(MOST + 1)
     site = few.fn, few.scale, few.base, *CONSTANTS
     assert sglang.mhc.mhc_pre(few.residual, *site, 3, norm_weight=few.weight, norm_eps=NORM_EPS) == "mhc_pre"
     seen = sglang.left["mhc_pre"]
@@ -492,20 +522,22 @@ def test_sglang_keeps_what_is_not_ours(sglang):
     assert sglang.head.fused_hc_head(few.residual, *head, 1e-5, 1e-6) == "fused_hc_head"
     assert sglang.left["fused_hc_head"]["hc_eps"] == 1e-6
     for d, next in (
-        (few, v41_boundary(sglang, few)[1]),
-        (many, None),
-        (many, v41_boundary(sglang, many, hc=None)[1]),
-        (many, v41_boundary(sglang, many, norm_fusable=False)[1]),
-        (many, v41_boundary(sglang, many, mega_moe_input=lambda y: None)[1]),
+        (many, v41_boundary(sglang, many)[1]),
+        (few, None),
+        (few, v41_boundary(sglang, few, hc=None)[1]),
+        (few, v41_boundary(sglang, few, norm_fusable=False)[1]),
+        (few, v41_boundary(sglang, few, mega_moe_input=lambda y: None)[1]),
     ):
         given = v41_boundary(sglang, d)[0], d.x, d.residual, (d.pre, d.post[..., 0], d.comb)
         assert sglang.v41._post_fusion(*given, next) == "_post_fusion"
-    before, next = v41_boundary(sglang, many, cp_prefill=True)
-    given = before, many.x, many.residual, (many.pre, many.post[..., 0], many.comb), next
-    assert sglang.v41._post_fusion(*given) == "_post_fusion"
+    before, next = v41_boundary(sglang, few, cp_prefill=True)
+    given = before, few.x, few.residual, (few.pre, few.post[..., 0], few.comb)
+    assert sglang.v41._post_fusion(*given, next) == "_post_fusion"
+    before, next = v41_boundary(sglang, few)
+    assert sglang.v41._post_fusion(before, *given[1:], next) != "_post_fusion"
 
 
 def test_sglang_s_changed_function_is_refused(sglang, monkeypatch):
     monkeypatch.setattr(sglang.mhc, "mhc_post", lambda x, residual, mix: None)
     with pytest.raises(RuntimeError, match=r"mhc\.mhc_post takes \(x, residual, mix\), .*sglang==0\.5\.23"):
-        sglang.plugin.register(LEAST)
+        sglang.plugin.register("all")
