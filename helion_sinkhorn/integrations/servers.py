@@ -15,11 +15,11 @@ from helion_sinkhorn.ops.mhc.site.crossing import Crossing, check_site, crossing
 from helion_sinkhorn.runtime.checks import type_of
 from helion_sinkhorn.runtime.updates import Update
 
-MOST_TOKENS = 256
+MOST_TOKENS = 64
 """Fused seams of up to so many tokens take less time here than by vLLM's kernels with DeepGEMM in TF32.
 
-Those of more tokens take up to 1.2 times as long, and the operators by themselves longer or as long (H200,
-docs/integrations.md).
+Those of 128 and 256 take 1.06 times as long unless `hc_prepare` was called for fn, those of more tokens up to
+1.3 times, and the operators by themselves as long or longer (H200, docs/integrations.md).
 """
 CALLS = "on", "all"
 

@@ -92,7 +92,7 @@ def register(calls: str = "on") -> tuple[str, ...]:
     SGLang calls it in each process if HELION_SINKHORN_SERVE is set, and applies the hooks after that.
 
     Args:
-        calls: "on" for fused seams of up to 256 tokens, which only V4.1 on Blackwell has; "all" for every
+        calls: "on" for fused seams of up to 64 tokens, which only V4.1 on Blackwell has; "all" for every
             call, and then a token's results do not depend on the tokens around it.
 
     Returns:

@@ -185,7 +185,7 @@ def register(calls: str = "on") -> tuple[str, ...]:
     graphs work for any number of tokens.
 
     Args:
-        calls: "on" for fused seams of up to 256 tokens, which take less time than vLLM's on an H200; "all"
+        calls: "on" for fused seams of up to 64 tokens, which take less time than vLLM's on an H200; "all"
             for every call, and then a token's results do not depend on the tokens around it.
 
     Returns:

@@ -117,6 +117,15 @@ def decayed(h, rate, gk, gv):
     return h if rate is None else h * torch.exp2(rate * LOG2E)
 
 
+def updated(h, k, v, how):
+    """h + k v by the instruction that `how` names.
+
+    Without one a compiler fuses this product or the decay of h, depending on whether states are kept: k had
+    other bits in a gradient alone than beside one of gk (float32, sm_90).
+    """
+    return h + k * v if how is None else multiply_add(k, v, h, how)
+
+
 def lane(w):
     """A vector (cv, rv) as (rv, cv, 1), the same for every lane."""
     return w.permute(1, 0).unsqueeze(2)
@@ -137,11 +146,7 @@ def stacked(parts, number):
 
 
 def walk(h, tensors, rate, tile, begin, first, many, head, scale, facts):
-    """The state after `many` steps, with all loads first, which would wait at the barriers of exchanges.
-
-    Without an explicit fused multiply-add a compiler may fuse the decay of a step or its update, depending on
-    whether states are kept: gradients of k alone and beside those of gk had other bits (float32, sm_90).
-    """
+    """The state after `many` steps, with all loads first, which would wait at the barriers of exchanges."""
     q, k, v, o, g, gk, gv = tensors
     count, _, descending, late, together, in_order, how = facts
     together = min(together, many)
@@ -161,10 +166,9 @@ def walk(h, tensors, rate, tile, begin, first, many, head, scale, facts):
             qs, ks = at_steps(q_loads, q, i, together), at_steps(k_loads, k, i, together)
             gks = at_steps(gk_loads, gk, i, together)
         if late:
-            h = multiply_add(over_k(ks[j]), over_v(vs[i] * scale), h, how)
+            h = updated(h, over_k(ks[j]), over_v(vs[i] * scale), how)
         else:
-            h = decayed(h, rates[i], gks[j], gvs[i])
-            h = multiply_add(over_k(ks[j]), over_v(vs[i]), h, how)
+            h = updated(decayed(h, rates[i], gks[j], gvs[i]), over_k(ks[j]), over_v(vs[i]), how)
         out = summed(over_k(qs[j]) * h, h.size(0), in_order)
         outs.append(lane(out if late else out * scale))
         if late:
