@@ -141,6 +141,7 @@ def test_absent_files_say_what_to_set(monkeypatch, tmp_path):
         peer_files.transformer_engine()
 
 
+@pytest.mark.nightly("15 s, a process for each operation; test_tables.py has a run with such rows always")
 def test_what_is_absent_or_lacking_is_a_row_with_the_reason(monkeypatch, tmp_path):
     monkeypatch.delenv(peer_files.FOLDER, raising=False)
     words = "bench residual_path --device cpu --only Megatron-LM --tokens 8 --columns 64 --out"

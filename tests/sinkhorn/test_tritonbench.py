@@ -41,7 +41,10 @@ def python(tree: str, *arguments: object, **environment: str) -> subprocess.Comp
     return under(STUB if tree == "stub" else Path(CHECKOUT).resolve(), *arguments, **environment)
 
 
-@pytest.mark.parametrize("year", ["STUB_OF_2025", "STUB_OF_2026"])
+OTHER_BY_NIGHT = pytest.mark.nightly("5 s for a process; the other case runs always")
+
+
+@pytest.mark.parametrize("year", ["STUB_OF_2026", pytest.param("STUB_OF_2025", marks=OTHER_BY_NIGHT)])
 def test_a_baseline_is_one_name_or_a_list(year):
     arguments = [*SMALL, *QUICK, "--mode", "fwd", "--only", "helion_sinkhorn", "--num-inputs", "1"]
     done = python("stub", "-m", "tritonbench_ops", *arguments, **{year: "1"})
@@ -504,7 +507,7 @@ run(json.loads(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("named", [False, pytest.param(True, marks=OTHER_BY_NIGHT)])
 def test_approximate_gradients_run_when_they_are_named(named):
     arguments = [*SMALL[:5], "50", *SMALL[6:], *QUICK, "--mode", "bwd"]
     choice = (
