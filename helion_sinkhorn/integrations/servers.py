@@ -16,10 +16,10 @@ from helion_sinkhorn.runtime.checks import type_of
 from helion_sinkhorn.runtime.updates import Update
 
 MOST_TOKENS = 64
-"""Fused seams of up to so many tokens take less time here than by vLLM's kernels with DeepGEMM in TF32.
+"""V4's fused seams of up to so many tokens take less time here than by vLLM's kernels on an H200, C = 4096.
 
-Those of 128 and 256 take 1.06 times as long unless `hc_prepare` was called for fn, those of more tokens up to
-1.3 times, and the operators by themselves as long or longer (H200, docs/integrations.md).
+Seams of more tokens take longer, those of 128 only without `hc_prepare`, and the operators by themselves take
+as long or longer (docs/integrations.md).  Other GPUs were not measured.
 """
 CALLS = "on", "all"
 

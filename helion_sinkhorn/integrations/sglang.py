@@ -93,7 +93,7 @@ def register(calls: str = "on") -> tuple[str, ...]:
 
     Args:
         calls: "on" for fused seams of up to 64 tokens, which only V4.1 on Blackwell has; "all" for every
-            call, and then a token's results do not depend on the tokens around it.
+            call but V4.1's quantised input, and then a token's results do not depend on the tokens around it.
 
     Returns:
         The functions that are hooked.

@@ -186,7 +186,8 @@ def register(calls: str = "on") -> tuple[str, ...]:
 
     Args:
         calls: "on" for fused seams of up to 64 tokens, which take less time than vLLM's on an H200; "all"
-            for every call, and then a token's results do not depend on the tokens around it.
+            for every call but the first layer's broadcast, and then a token's results do not depend on the
+            tokens around it.
 
     Returns:
         The classes that are replaced.

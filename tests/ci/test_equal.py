@@ -37,10 +37,10 @@ COMPARED = [
         "mi300x",
         ("quantize_mx:scales", "hc_site_unused_pre:hc_boundary_last"),
         2,
-        marks=pytest.mark.nightly("20 s of compilers; a projection runs always"),
+        marks=pytest.mark.nightly("20 s of compilers; hc_post runs always"),
     ),
 ]
-"""A projection; by night Sinkhorn forward and backward, a scan, and kernels by themselves."""
+"""The update of the streams; by night Sinkhorn forward and backward, a scan, and kernels by themselves."""
 
 
 @pytest.mark.parametrize(("device", "other", "workloads", "count"), COMPARED)

@@ -324,7 +324,7 @@ print(any("fma" in op for op in binary.operations), machine_rules.broken(binary)
 """
 
 
-@pytest.mark.nightly("8 s of a compiler each; a program compiled below always has the option of fusion")
+@pytest.mark.nightly("8 s of a compiler each; without the variables a program is compiled below always")
 @pytest.mark.parametrize(
     ("name", "value", "fused", "broken"),
     [

@@ -7,8 +7,7 @@ import torch
 from hc_boundaries import boundary, boundary_inputs
 from launches import noted_on_cpu
 
-from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
-from helion_sinkhorn.ops.mhc.site.crossing import crossing
+from helion_sinkhorn import hc_site
 from helion_sinkhorn.ops.mhc.site.finish import launch
 from helion_sinkhorn.ops.mhc.site.finish.space import FEW
 
@@ -45,21 +44,20 @@ def test_the_numbers_are_those_of_three_launches(launched, monkeypatch, options,
     assert_close(found, expected)
 
 
-@pytest.mark.parametrize("weights", [False, True], ids=["own weights", "weights of the site before"])
-@pytest.mark.parametrize("copies", [False, True], ids=["streams", "copies of one stream"])
-def test_the_numbers_of_a_site_are_those_of_more_launches(launched, monkeypatch, copies, weights):
-    _, x, _, _, fn, scale, base, _, before = boundary_inputs(5, n=4, c=300, dtype=torch.bfloat16)[0]
+@pytest.mark.parametrize(("c", "copies"), [(300, False), (300, True), (1024, True)])
+def test_the_numbers_of_a_site_are_those_of_more_launches(launched, monkeypatch, c, copies):
+    """Streams that are one in memory too, whose projection reads it once if c is a multiple of 1024."""
+    _, x, _, _, fn, scale, base, *_ = boundary_inputs(5, n=4, c=c, dtype=torch.bfloat16)[0]
     if copies:
         x = x[:, :1].expand(-1, 4, -1)
-    site = SiteParameters(fn, scale, base, y_norm_weight=torch.rand(300))
-    ends = ["hc_pre_forward"] * weights
+    norm = torch.rand(c)
 
     def made():
         launched.clear()
-        return crossing(None, x, site, before if weights else None, SiteOptions().checked(), "helion")
+        return hc_site(x, fn, scale, base, y_norm_weight=norm, implementation="helion")
 
     found = made()
-    assert launched[1:] == ["hc_mixes_partials", *ends, "hc_boundary_finish"]
+    assert launched[1:] == ["hc_mixes_partials", "hc_boundary_finish"]
     monkeypatch.setattr(launch, "FEW", 4)
     expected = made()
     assert len(launched) == 5
@@ -81,3 +79,4 @@ def test_it_ends_few_tokens_on_nvidia_alone(monkeypatch):
         vendors.append(type("Device", (), {"vendor": vendor}))
         assert launch.is_short(x.expand(FEW, 4, 1)) == short
         assert not launch.is_short(x.expand(FEW + 1, 4, 1))
+        assert not launch.is_short(x.expand(FEW, 5, 1))

@@ -379,14 +379,21 @@ def test_vllm_keeps_the_calls_of_many_tokens_and_parts_of_few(vllm, few_alone, m
     assert torch.equal(results[4][0], many.residual + 1)
     assert torch.equal(results[4][4], many.pre)
     few, calls_of_many = drawn(MOST), {**calls}
-    for name in ("mhc_pre_tilelang", "mhc_post_tilelang"):
-        calls.pop(name)
-    site = few.fn, few.scale, few.base, *CONSTANTS
+    calls.clear()
+    site, update = (few.fn, few.scale, few.base, *CONSTANTS), (few.x, few.residual, few.post, few.comb)
     vllm.mhc.MHCPreOp()(few.residual, *site)
-    vllm.mhc.MHCPostOp()(few.x, few.residual, few.post, few.comb)
-    x, *_ = vllm.mhc.MHCFusedPostPreOp()(few.x, few.residual, few.post, few.comb, *site)
-    assert torch.equal(x, hc_post(few.x, few.residual, few.post[..., 0], few.comb))
-    assert calls.keys() == calls_of_many.keys()
+    vllm.mhc.MHCPostOp()(*update)
+    vllm.mhc.HCHeadOp()(few.residual, few.head_fn, few.head_scale, few.head_base, 1e-5, 1e-6)
+    vllm.mhc.MHCPreDelayedOp()(few.residual, *site, few.pre, None, *norm)
+    assert calls.keys() == calls_of_many.keys() - {"mhc_fused_post_pre_tilelang"}
+    calls.clear()
+    streams = hc_post(few.x, few.residual, few.post[..., 0], few.comb)
+    x, *_ = vllm.mhc.MHCFusedPostPreOp()(*update, *site)
+    delayed = vllm.mhc.MHCPreDelayedOp()
+    of_delayed, *_ = delayed(few.residual, *site, few.pre, None, *norm, few.x, few.post, few.comb)
+    assert torch.equal(x, streams)
+    assert torch.equal(of_delayed, streams)
+    assert not calls
 
 
 def test_vllm_keeps_the_first_layer_s_narrower_projection(vllm, monkeypatch):

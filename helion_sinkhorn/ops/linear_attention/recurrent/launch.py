@@ -41,8 +41,8 @@ def walk_facts(chosen: Chosen, call: WalkCall, vectors: torch.Tensor, *values: A
     sequences, steps, scale, span, backwards, late = values
     count = dict(chosen.choice.variant)["count"]
     together = steps_together(vectors, chosen, count)
-    # gradients have the same bits whichever others are wanted; o is computed in one way, and without a decay
-    # a compiler has no choice
+    # a gradient is launched with or without states to keep, and has the same bits; o is always launched
+    # alike, and without a gate there is one product to fuse
     how = chosen.reciprocal if call.gates and call.result != "o" else None
     return sequences, steps, scale, count, span, backwards, late, together, sums_in_order(chosen), how
 

@@ -1,7 +1,7 @@
 """From tensors to the launches of hc_site: five forward, or three, and a backward that writes dx once.
 
-The forward launches the kernels of hc_mixes, hc_split_sinkhorn and hc_pre; for few tokens and with a norm,
-one of hc_boundary takes the place of the last three.  The backward has two kernels of
+The forward launches the kernels of hc_mixes, hc_split_sinkhorn and hc_pre; for few tokens, with a norm and
+its own weights, one launch takes the place of the last three (`finish`).  The backward has two kernels of
 its own: one for the gradient of the collapse's weights, which the projection's upstream gradient depends on,
 and one that writes the whole gradient of the streams in one pass with the gradient of fn.
 """
@@ -71,13 +71,10 @@ def forward(
     streams, call = flattened_streams(x), call_for(n, columns, x.dtype, options.precision)
     made = mixes_launch.sums(streams, site.fn, call.mixes, options.precision)
     streams, norm, eps = streams.view(x.shape), site.y_norm_weight, options.y_norm_eps
-    short = norm is not None and finish.is_short(x)
-    y = None
-    if weights is not None:
-        # comes first, since pre may be written over the weights
-        y = collapsed(streams, weights, None if short else norm, eps, out.y)
-    if short:
-        return finish.run(made, site, streams, y, call, options, out)
+    if weights is None and norm is not None and finish.is_short(x):
+        return finish.run(made, site, streams, None, call, options, out)
+    # comes first, since pre may be written over the weights
+    y = None if weights is None else collapsed(streams, weights, norm, eps, out.y)
     found = coefficients(made, x.shape[:-2], site, n, call.mixes, options, out)
     return collapsed(streams, found[0], norm, eps, out.y) if y is None else y, *found
 

@@ -1,1 +1,1 @@
-"""What follows hc_boundary's pass over the streams, for few tokens in one launch."""
+"""What follows the projection of a site with a norm, for few tokens in one launch."""

@@ -12,7 +12,8 @@ FEW = 1024
 """Tokens up to which one launch is shorter than three.
 
 H200, a seam of V4, 4 x 4096 columns, with one launch and with three: 29.8 and 36.9 us of 512 tokens, 54.6 and
-60.5 of 1024, 102 and 101 of 2048, 364 and 323 of 8192.
+60.5 of 1024, 102 and 101 of 2048, 364 and 323 of 8192; a site of its own, 21.3 and 24.3 of 512, 32.0 and 33.8
+of 1024.
 """
 MOST_STREAMS = 4
 """The most streams with which it was measured."""
