@@ -53,6 +53,7 @@ def test_an_architecture_is_equal_in_every_bit_to_what_is_committed_of_both(devi
     assert f"{device}, emulated: {count} results; all equal" in said
 
 
+@pytest.mark.nightly("25 s; the comparison of digests runs always")
 def test_a_term_changed_by_one_part_in_ten_million_is_found_and_passes_the_gate():
     words = "--operators", "sinkhorn", "--only", "a term of"
     said = printed("-m", "ci.equal.faults", *words, **of_ci())

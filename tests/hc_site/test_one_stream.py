@@ -40,7 +40,7 @@ def test_a_site_reads_one_stream_for_all(launched, norm):
     _, x, *_, fn, scale, base, _ = problem(n, c)
     options = {"y_norm_weight": randn(c, seed=30)} if norm else {}
     found = hc_site(x, fn, scale, base, 3, **options)
-    for name in ("hc_mixes_partials", "hc_pre_normed_forward" if norm else "hc_pre_forward"):
+    for name in ("hc_mixes_partials", "hc_boundary_finish" if norm else "hc_pre_forward"):
         assert most_entries(launched, name) == TOKENS * c
     assert found.residual.stride() == x.stride()
     assert_equal(found, hc_site(x.contiguous(), fn, scale, base, 3, **options))
