@@ -139,11 +139,15 @@ def copy_rate() -> float:
 
 def moved(scheme: str, tokens: int, columns: int) -> int:
     """Bytes of a call: streams of bfloat16 once each way, f, y, coefficients, and three parts of fn."""
-    pre, post = scheme != "post", scheme != "pre"
-    streams = (STREAMS + pre + post * (STREAMS + 1)) * 2 * columns
-    coefficients = 4 * ((pre + post) * ROWS - STREAMS * (scheme in ("pre", "post")))
-    coefficients += 4 * STREAMS * (scheme == "V4.1")
-    return tokens * (streams + coefficients) + pre * (6 * ROWS * STREAMS * columns + 2 * columns)
+    parameters = 6 * ROWS * STREAMS * columns + 2 * columns
+    part = STREAMS * (STREAMS + 1)  # post and comb
+    rows, coefficients, constant = {
+        "V4.1": (2 * STREAMS + 2, 2 * ROWS + STREAMS, parameters),
+        "V4": (2 * STREAMS + 2, 2 * ROWS, parameters),
+        "pre": (STREAMS + 1, part, parameters),
+        "post": (2 * STREAMS + 1, part, 0),
+    }[scheme]
+    return tokens * (2 * columns * rows + 4 * coefficients) + constant
 
 
 def rows(options: argparse.Namespace):

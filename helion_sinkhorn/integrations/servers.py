@@ -45,11 +45,11 @@ class Taken:
 
     def or_theirs(self, ours: Callable[..., Any], streams: str = "") -> Callable[..., Any]:
         """(theirs, *given, **options): `ours` if it is taken; a fused seam names its argument of streams."""
-        names = [*inspect.signature(ours).parameters]
+        at = [*inspect.signature(ours).parameters].index(streams) if streams else None
 
         @functools.wraps(ours)
         def call(theirs: Callable[..., Any], *given: Any, **options: Any) -> Any:
-            of = {**dict(zip(names, given, strict=False)), **options}.get(streams)
+            of = None if at is None else options[streams] if streams in options else given[at]
             return (ours if self.takes(of) else theirs)(*given, **options)
 
         return call

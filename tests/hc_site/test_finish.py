@@ -32,16 +32,10 @@ def launched(monkeypatch):
 def test_the_numbers_are_those_of_three_launches(launched, monkeypatch, options, own):
     given, norm = boundary_inputs(5, n=4, c=300, dtype=torch.bfloat16)[0], torch.rand(300)
 
-    def seam():
-        launched.clear()
-        return boundary(*given, own=own, y_norm_weight=norm, **options)
-
-    found = seam()
-    assert launched[1:] == ["hc_boundary_forward", "hc_boundary_finish"]
-    monkeypatch.setattr(launch, "FEW", 4)
-    expected = seam()
-    assert len(launched) == 5
-    assert_close(found, expected)
+    compare(
+        lambda: boundary(*given, own=own, y_norm_weight=norm, **options),
+        "hc_boundary_forward", launched, monkeypatch,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("c", "copies"), [(300, False), (300, True), (1024, True)])
@@ -52,19 +46,20 @@ def test_the_numbers_of_a_site_are_those_of_more_launches(launched, monkeypatch,
         x = x[:, :1].expand(-1, 4, -1)
     norm = torch.rand(c)
 
-    def made():
-        launched.clear()
-        return hc_site(x, fn, scale, base, y_norm_weight=norm, implementation="helion")
+    compare(
+        lambda: hc_site(x, fn, scale, base, y_norm_weight=norm, implementation="helion"),
+        "hc_mixes_partials", launched, monkeypatch,
+    )  # fmt: skip
 
-    found = made()
-    assert launched[1:] == ["hc_mixes_partials", "hc_boundary_finish"]
+
+def compare(call, projection, launched, monkeypatch):
+    """The results of three launches, of which one makes the projection, with those of five."""
+    found = call()
+    assert launched[1:] == [projection, "hc_boundary_finish"]
+    launched.clear()
     monkeypatch.setattr(launch, "FEW", 4)
-    expected = made()
+    expected = call()
     assert len(launched) == 5
-    assert_close(found, expected)
-
-
-def assert_close(found, expected):
     # exponentials of a CPU may differ in the last place between blocks of other sizes; GPUs' are compared in
     # test_gpu.py, bit for bit
     for a, b in zip(found, expected, strict=True):

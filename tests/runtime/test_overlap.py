@@ -123,13 +123,11 @@ from helion_sinkhorn.ops.sinkhorn.large.space import LargeCall
 from helion_sinkhorn.runtime.kernel import default_choice
 
 site = SiteCall("bfloat16", 4, 4096, "float32")
-calls = {
-    "hc_mixes": site.mixes, "hc_post_": PostCall("bfloat16", 4, 4096), "hc_bound": site,
-    "sinkhorn": LargeCall("float32", 1024, 1024),
-}
+others = site.mixes, PostCall("bfloat16", 4, 4096), LargeCall("float32", 1024, 1024)
+calls = {type(call): call for call in (site, *others)}
 found = []
 for name in sys.argv[3:]:
-    call = calls[name[:8]]
+    call = calls[KERNELS[name].call]
     job = Job(call, default_choice(KERNELS[name], call, device), 16)
     compiled = compile_launch(*first_launch(device, job))
     text = compiled.asm["ptx" if device.vendor == "nvidia" else "amdgcn"]

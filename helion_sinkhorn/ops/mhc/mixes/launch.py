@@ -78,25 +78,26 @@ def backward_facts(
 
 
 KERNELS = {
-    name: Kernel(name, f"{BODIES}:{name}", MixesCall, *own, traits=frozenset(traits.split()), size=size)
+    name: Kernel(name, f"{BODIES}:{name}", MixesCall, *own, traits=frozenset(traits), size=size)
     # own: the default, the space and the facts
     for name, traits, size, *own in (
         (
-            SPLIT, "splits overlaps", lambda call: call.m, space.split_default, space.split_space,
+            SPLIT, ("splits", "overlaps"), lambda call: call.m, space.split_default, space.split_space,
             lambda chosen, call, rows: (rows, call.columns, call.parts),
         ),
         (
-            PARTIALS, "splits overlaps", None, space.partials_default, space.partials_space, partials_facts
+            PARTIALS, ("splits", "overlaps"), None, space.partials_default, space.partials_space,
+            partials_facts,
         ),
         (
-            REDUCE, "norms", None, space.reduce_default, space.reduce_space,
+            REDUCE, ("norms",), None, space.reduce_default, space.reduce_space,
             lambda chosen, call, *values: values,
         ),
         (
-            UPSTREAM, "splits", None, space.reduce_default, space.reduce_space,
+            UPSTREAM, ("splits",), None, space.reduce_default, space.reduce_space,
             lambda chosen, call, _: (call.parts, chosen.reciprocal),
         ),
-        (BACKWARD, "splits", None, space.backward_default, space.backward_space, backward_facts),
+        (BACKWARD, ("splits",), None, space.backward_default, space.backward_space, backward_facts),
     )
 }  # fmt: skip
 
