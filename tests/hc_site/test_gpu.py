@@ -10,7 +10,7 @@ from hc_sites import first_element, shares_of_budget, site_inputs, site_results
 
 pytest.importorskip("triton")
 
-from helion_sinkhorn import Out, hc_boundary, hc_post, hc_site, reference
+from helion_sinkhorn import Out, hc_boundary, hc_post, hc_pre, hc_site, reference
 from helion_sinkhorn.lab.draws import noise
 from helion_sinkhorn.lab.operators import KERNELS, TRIALS
 from helion_sinkhorn.lab.site.budget import RESULTS
@@ -220,7 +220,7 @@ def test_one_gradient_is_that_of_the_parts_but_for_their_roundings():
     fused = site_results(given, upstream, implementation="helion")
 
     def by_parts(x, fn, scale, base):
-        from helion_sinkhorn import hc_coeffs, hc_pre
+        from helion_sinkhorn import hc_coeffs
 
         pre, post, comb = hc_coeffs(x, fn, scale, base, implementation="helion")
         return hc_pre(x, pre, implementation="helion"), post, comb, x * 1
@@ -272,7 +272,8 @@ def test_a_graph_of_seams_writes_over_its_streams(own):
     expected = crossed(given, own, weight)
     second = [f, expected.residual, expected.post, expected.comb, *given[4:8], expected.pre]
     expected = crossed(second, own, weight)
-    out = Out(torch.empty_like(f), None if own else weights, post, comb, x)
+    out = Out(torch.empty_like(f), None if own else weights, post, comb, x, torch.empty_like(f))
+    mean = hc_pre(expected.residual, torch.full_like(weights, 0.25))
 
     def step():
         for _ in range(2):
@@ -283,7 +284,7 @@ def test_a_graph_of_seams_writes_over_its_streams(own):
         for t, before in zip((x, post, comb, weights), first, strict=True):
             t.copy_(before)
         made()
-        return all(t is None or torch.equal(t, e) for t, e in zip(out, expected, strict=True))
+        return all(t is None or torch.equal(t, e) for t, e in zip(out, (*expected, mean), strict=True))
 
     with torch.inference_mode():
         graph, _ = capture(step)

@@ -28,6 +28,8 @@ class Out(NamedTuple):
     """(..., n, n), the dtype of pre; it may be the argument comb of `hc_boundary` itself."""
     residual: torch.Tensor | None = None
     """(..., n, C), the new streams, in the dtype of x; only for `hc_boundary`; it may be x itself."""
+    mean: torch.Tensor | None = None
+    """(..., C), the mean of the new streams, in the dtype of x; only for `hc_boundary`, and never allocated."""
 
 
 NONE = Out()
@@ -57,7 +59,7 @@ def check_fields(out: object, x: torch.Tensor, over: Mapping[str, str], given: G
             raise TypeError(f"out.{name} is given, and this call does not make it; pass {', '.join(over)}")
     *lead, n, c = x.shape
     single = computing(x.dtype)
-    of_results = ((c,), x.dtype), ((n,), single), ((n,), single), ((n, n), single), ((n, c), x.dtype)
+    of_results = ((c,), x.dtype), ((n,), single), ((n,), single), ((n, n), single), ((n, c), x.dtype), ((c,), x.dtype)
     wanted = {
         f"out.{name}": ((*lead, *shape), dtype)
         for name, (shape, dtype) in zip(Out._fields, of_results, strict=True)

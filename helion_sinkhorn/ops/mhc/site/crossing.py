@@ -9,7 +9,7 @@ import torch
 
 from helion_sinkhorn.ops.mhc.mixes.api import check_tensors, projected
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
-from helion_sinkhorn.ops.mhc.out import Out, check_fields, count_change, written
+from helion_sinkhorn.ops.mhc.out import NONE, Out, check_fields, count_change, written
 from helion_sinkhorn.ops.mhc.post.api import mixed
 from helion_sinkhorn.ops.mhc.pre.api import Norm, check_norm, collapsed
 from helion_sinkhorn.ops.mhc.site import torch_op
@@ -28,6 +28,7 @@ from helion_sinkhorn.runtime.checks import (
     refuse_shape,
 )
 from helion_sinkhorn.runtime.export import named_for_export
+from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import has_dtensor, register_sharding_for
 from helion_sinkhorn.runtime.torch_op import PLAIN, differentiates
 from helion_sinkhorn.runtime.updates import Update, updated
@@ -58,12 +59,14 @@ def crossing(
     weights: torch.Tensor | None,
     options: SiteOptions,
     implementation: str,
-    direct: Out | None = None,
+    out: Out = NONE,
+    direct: bool = False,
 ) -> Crossing:
     """hc_site of the streams x, or of what `update` makes of them, collapsed by `weights` if they are given.
 
     An update has the same x.  The caller has checked the tensors by `check_site` and `check_update`, and the
-    options by `SiteOptions.checked`.  Kernels write into the tensors of `direct`.
+    options by `SiteOptions.checked`.  Kernels write into the tensors of `out` if they may (`direct`); otherwise
+    only its mean is written.
     """
     fn, scale, base, norm_weight, y_weight, comb = site
     serves = implementation_for(implementation, "x", x)
@@ -82,26 +85,29 @@ def crossing(
             fn = fn.float() * norm_weight.float()
         if update is None:
             given = x, fn, scale, base, weights, y_weight, *options.of_site
-            if direct is None:
+            if not direct:
                 return Crossing(*torch_op.run(*given))
-            count_change(*direct)
-            return Crossing(*torch_op.forward(*given, out=direct)[:4], x)
+            count_change(*out)
+            return Crossing(*torch_op.forward(*given, out=out)[:4], x)
         given = *update, weights, fn, scale, base, y_weight
         there = [t for t in given if t is not None]
         if summed:
             register_sharding_for(*there)
             streams, *found = composed.Composed.apply(*given, *options.of_site, serves)
-        elif direct is not None:
-            count_change(*direct)
-            streams, *found = boundary_op.forward(*given, *options.of_site, out=direct)
+        elif direct:
+            count_change(*out)
+            streams, *found = boundary_op.forward(*given, *options.of_site, out=out)
+            out = NONE
         else:
             run = boundary_op.HcBoundary.apply if differentiates(*there) else boundary_op.call
             streams, *found = run(*given, *options.of_site)
         updated(streams, update, options.comb_order, serves)
+        write_mean(streams, out.mean, implementation)
         return Crossing(*found[:4], streams)
     pre, post, comb = coefficients(x, site, options, implementation)
     norm = None if y_weight is None else Norm(y_weight, options.y_norm_eps)
     y = collapsed(x, pre if weights is None else weights, norm, implementation)
+    write_mean(x, out.mean, implementation)
     return Crossing(y, pre, post, comb, x)
 
 
@@ -119,10 +125,17 @@ def crossing_into(
     over = dict.fromkeys(("y", "post", "comb"), "")
     if update is not None:
         given |= update._asdict()
-        over |= {"pre": "pre_next", "post": "post", "comb": "comb", "residual": "x"}
-    direct = out if check_fields(out, x, over, given) else None
-    found = crossing(update, x, site, weights, options, implementation, direct)
-    return Crossing(*[written(t, into) for t, into in zip(found, out, strict=True)])
+        over |= {"pre": "pre_next", "post": "post", "comb": "comb", "residual": "x", "mean": ""}
+    direct = check_fields(out, x, over, given)
+    found = crossing(update, x, site, weights, options, implementation, out, direct)
+    return Crossing(*[written(t, getattr(out, name)) for name, t in found._asdict().items()])
+
+
+def write_mean(streams: torch.Tensor, into: torch.Tensor | None, implementation: str) -> None:
+    """Write the mean of the streams, if it is wanted, as hc_pre makes it and the kernel of hc_boundary."""
+    if into is not None:
+        weights = streams.new_full(streams.shape[:-1], 1 / streams.size(-2), dtype=computing(streams.dtype))
+        written(collapsed(streams, weights, None, implementation), into)
 
 
 def coefficients(

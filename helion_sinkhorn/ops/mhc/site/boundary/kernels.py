@@ -83,16 +83,17 @@ def weights_of(post, comb, weights, tile_t, n, transposed):
 
 
 def cross(tensors, kept, sums, place, n, x_parts, parts, how, interpret):
-    """Store a block of the new streams, and of y if it is given; return the sums of products and squares.
+    """Store a block of the new streams, and of y and the mean if they are given; return the sums of products
+    and squares.
 
-    The projection and the collapse take a new stream as it is rounded and stored.
+    The projection, the collapse and the mean take a new stream as it is rounded and stored.
     """
-    f, x, bias, split, out, y = tensors
+    f, x, bias, split, out, y, mean = tensors
     total, square = sums
     tile_t, tile_m, tile_c = place
     given, streams = output_of(f, bias, tile_t, tile_c), streams_of(x, tile_t, tile_c, n)
     nothing = hl.zeros([tile_t, tile_c], dtype=torch.float32)
-    collapsed, made = nothing, []
+    collapsed, averaged, made = nothing, nothing, []
     for o, own in enumerate(kept):
         rounded = computed_once(mixed(given, streams, own, how), how).to(out.dtype)
         hl.store(out, [tile_t, o, tile_c], rounded)
@@ -101,9 +102,13 @@ def cross(tensors, kept, sums, place, n, x_parts, parts, how, interpret):
         square = square + multiply_add(wide, wide, nothing, how).sum(1)
         if y is not None:
             collapsed = multiply_add(own[-1].unsqueeze(1), wide, collapsed, how)
+        if mean is not None:
+            averaged = multiply_add(torch.full_like(wide, 1 / n), wide, averaged, how)
         made.append(rounded)
     if y is not None:
         hl.store(y, [tile_t, tile_c], collapsed.to(y.dtype))
+    if mean is not None:
+        hl.store(mean, [tile_t, tile_c], averaged.to(mean.dtype))
     rows = turned(rows_of(split, tile_m, tile_c, n, parts))
     total = total + product(given_parts(side_by_side(made, interpret), x_parts), rows, parts, interpret)
     return total, square
@@ -119,13 +124,14 @@ def hc_boundary_forward(
     split: torch.Tensor,
     out: torch.Tensor,
     y: torch.Tensor | None,
+    mean: torch.Tensor | None,
     partials: torch.Tensor,
     squares: torch.Tensor,
     facts: hl.constexpr,
 ):
     """Write out (T, n, C) of f, x, post, comb, bias, as in hc_post, and y (T, C) of out and weights (T, n).
 
-    weights and y may be None.  partials (T, splits, M) and squares (T, splits) are sums of out fn' and of the
+    mean (T, C) is that of the streams of out.  weights, y and mean may be None.  partials (T, splits, M) and squares (T, splits) are sums of out fn' and of the
     squares of out over `chunk` columns of each stream.  split holds the parts of fn as `hc_boundary_split`
     writes them, with M at most block_m.
     """
@@ -141,7 +147,7 @@ def hc_boundary_forward(
         square = hl.zeros([tile_t], dtype=torch.float32)
         for tile_c in hl.tile(s * chunk, min(s * chunk + chunk, columns), block_size=width):
             total, square = cross(
-                (f, x, bias, split, out, y), kept, (total, square), (tile_t, tile_m, tile_c),
+                (f, x, bias, split, out, y, mean), kept, (total, square), (tile_t, tile_m, tile_c),
                 n, x_parts, parts, how, interpret,
             )  # fmt: skip
         partials[tile_t, s, tile_m] = total

@@ -84,6 +84,9 @@ def forward(
     n, columns = x.shape[-2:]
     if n > MOST_STREAMS:
         streams = post_launch.forward(update, options.comb_order, out=out.residual)
+        if out.mean is not None:
+            evenly = x.new_full(x.shape[:-1], 1 / n, dtype=torch.float32)
+            collapsed(streams, evenly, None, 0.0, out.mean)
         return streams, *site_launch.forward(streams, site, weights, options, out)
     call = call_for(n, columns, x.dtype, options.precision)
     split = None if choices else prepared(site.fn, LAYOUT, call.mixes.parts)
@@ -140,7 +143,8 @@ def one_pass(
     splits = -(-columns // chunk_of(call))
     products = x.new_empty((tokens, splits, n * (n + 2)), dtype=torch.float32)
     partials = Partials(products, x.new_empty((tokens, splits), dtype=torch.float32))
-    rows = streams.view(tokens, n, columns), None if y is None else y.view(tokens, columns)
+    ys = (None if t is None else t.view(tokens, columns) for t in (y, out.mean))
+    rows = streams.view(tokens, n, columns), *ys
     tensors = f, x, post, comb, bias, weights, split, *rows, *partials
     launch(KERNELS[FORWARD], call, tensors, call.precision, comb_order, batch=tokens, choice=choice)
     return streams, y, partials
