@@ -218,7 +218,7 @@ def test_streams_that_overlap_but_are_not_the_same():
 
 
 def test_a_site_makes_neither_pre_nor_streams():
-    for name, t in {"pre": torch.empty(6, 4), "residual": torch.empty_like(x), "mean": torch.empty(6, 24)}.items():
+    for name, t in zip(("pre", "residual", "mean"), rooms([post, x, f]), strict=True):
         with pytest.raises(
             TypeError, match=f"out.{name} is given, and this call does not make it; pass y, post"
         ):

@@ -29,7 +29,7 @@ class Out(NamedTuple):
     residual: torch.Tensor | None = None
     """(..., n, C), the new streams, in the dtype of x; only for `hc_boundary`; it may be x itself."""
     mean: torch.Tensor | None = None
-    """(..., C), the mean of the new streams, in the dtype of x; only for `hc_boundary`, and never allocated."""
+    """(..., C), the mean of the new streams, in the dtype of x; only for `hc_boundary`, never allocated."""
 
 
 NONE = Out()
@@ -58,11 +58,11 @@ def check_fields(out: object, x: torch.Tensor, over: Mapping[str, str], given: G
         if name not in over:
             raise TypeError(f"out.{name} is given, and this call does not make it; pass {', '.join(over)}")
     *lead, n, c = x.shape
-    single = computing(x.dtype)
-    of_results = ((c,), x.dtype), ((n,), single), ((n,), single), ((n, n), single), ((n, c), x.dtype), ((c,), x.dtype)
+    shapes = (c,), (n,), (n,), (n, n), (n, c), (c,)
+    dtypes = x.dtype, *[computing(x.dtype)] * 3, x.dtype, x.dtype
     wanted = {
         f"out.{name}": ((*lead, *shape), dtype)
-        for name, (shape, dtype) in zip(Out._fields, of_results, strict=True)
+        for name, shape, dtype in zip(Out._fields, shapes, dtypes, strict=True)
     }
     of = {f"out.{name}": t for name, t in there.items()}
     return check_out(of, wanted, x, {f"out.{name}": argument for name, argument in over.items()}, given)

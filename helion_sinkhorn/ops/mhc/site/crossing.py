@@ -65,7 +65,7 @@ def crossing(
     """hc_site of the streams x, or of what `update` makes of them, collapsed by `weights` if they are given.
 
     An update has the same x.  The caller has checked the tensors by `check_site` and `check_update`, and the
-    options by `SiteOptions.checked`.  Kernels write into the tensors of `out` if they may (`direct`); otherwise
+    options by `SiteOptions.checked`.  Kernels write into the tensors of `out` if they may (`direct`), or else
     only its mean is written.
     """
     fn, scale, base, norm_weight, y_weight, comb = site

@@ -131,9 +131,9 @@ def hc_boundary_forward(
 ):
     """Write out (T, n, C) of f, x, post, comb, bias, as in hc_post, and y (T, C) of out and weights (T, n).
 
-    mean (T, C) is that of the streams of out.  weights, y and mean may be None.  partials (T, splits, M) and squares (T, splits) are sums of out fn' and of the
-    squares of out over `chunk` columns of each stream.  split holds the parts of fn as `hc_boundary_split`
-    writes them, with M at most block_m.
+    mean (T, C) is that of the streams of out.  weights, y and mean may be None.  partials (T, splits, M) and
+    squares (T, splits) are sums of out fn' and of the squares of out over `chunk` columns of each stream.
+    split holds the parts of fn as `hc_boundary_split` writes them, with M at most block_m.
     """
     rows, n, columns, splits, chunk, width, block_m, x_parts, parts, transposed, how, interpret = facts
     tokens = x.size(0)
