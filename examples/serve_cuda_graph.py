@@ -2,7 +2,7 @@
 
     python examples/serve_cuda_graph.py          # on a CPU it runs without the graph and says so
 
-At the batch sizes of decoding, the kernels of a site take less time than the host needs to launch them.  A
+At the batch sizes of decoding, the kernels of a seam take less time than the host needs to launch them.  A
 graph records the launches once and replays them on whatever its input tensor holds then.
 """
 
@@ -37,27 +37,27 @@ if __name__ == "__main__":
 
 import torch
 
-from helion_sinkhorn import hc_expand, hc_post, hc_prepare, nn
+from helion_sinkhorn import Out, hc_expand, hc_post, hc_prepare, nn
 
 
 class Layers(torch.nn.Module):
-    """Sites of mHC around linear sublayers with norms, from hidden states to hidden states."""
+    """Seams of mHC between linear sublayers with norms, from hidden states to hidden states."""
 
     def __init__(self, hidden: int, count: int) -> None:
         super().__init__()
         self.sublayers = torch.nn.ModuleList(torch.nn.Linear(hidden, hidden) for _ in range(count))
-        self.sites = torch.nn.ModuleList(nn.HyperConnection(hidden) for _ in range(count))
+        self.seams = torch.nn.ModuleList(nn.HyperBoundary(hidden) for _ in range(count))
         self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(hidden, eps=1e-6) for _ in range(count))
         self.head = nn.HyperHead(hidden)
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        streams = hc_expand(h, 4)
-        for site, norm, sublayer in zip(self.sites, self.norms, self.sublayers, strict=True):
-            y, post, comb, residual = site.enter(streams, y_norm=norm)
-            # where nothing needs a gradient, nobody reads the old streams again
-            over = None if torch.is_grad_enabled() else residual
-            streams = hc_post(sublayer(y), residual, post, comb, out=over)
-        return self.head(streams)
+        streams, f, post, comb, out = hc_expand(h, 4), None, None, None, None
+        for seam, norm, sublayer in zip(self.seams, self.norms, self.sublayers, strict=True):
+            y, _, post, comb, streams = seam(f, streams, post, comb, y_norm=norm, out=out)
+            f = sublayer(y)
+            # where nothing needs a gradient, nobody reads the old streams and coefficients again
+            out = None if torch.is_grad_enabled() else Out(post=post, comb=comb, residual=streams)
+        return self.head(hc_post(f, streams, post, comb))
 
 
 def captured(model: torch.nn.Module, example: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -100,9 +100,9 @@ def main(words: list[str] | None = None) -> float | None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     model = Layers(args.hidden, args.layers).to(device, torch.bfloat16)
-    for site in model.sites:
-        # of weights that no longer change, so that no step splits them again
-        hc_prepare(site.fn)
+    for i, seam in enumerate(model.seams):
+        # of weights that no longer change, so that no step splits them again; the first has no update
+        hc_prepare(seam.fn, boundary=i > 0)
     first, second = torch.randn(2, args.tokens, args.hidden, device=device, dtype=torch.bfloat16)
     if device == "cpu":
         print("no CUDA or ROCm GPU: the model runs without a graph")

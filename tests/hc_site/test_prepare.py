@@ -125,6 +125,16 @@ def test_another_fn_and_a_norm_weight_take_nothing_of_it(launched):
         assert count == 1
 
 
+def test_a_capture_is_refused(launched, monkeypatch):
+    """An eager call before the first replay would read memory that nothing has written."""
+    fn = torch.randn(24, 160)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="call hc_prepare before the capture"):
+        hc_prepare(fn)
+    assert prepared.prepared(fn, "rows", 3) is None
+
+
 def test_it_is_kept_while_fn_lives(launched):
     fn = torch.randn(24, 160)
     kept = len(prepared._kept)

@@ -36,6 +36,7 @@ def hc_prepare(fn: torch.Tensor, *, boundary: bool = False, precision: str = "fl
         ValueError: fn is no projection of 1 to 16 streams, or is an inference tensor, which does not count
             its changes; an unknown precision.
         NotImplementedError: fn is a DTensor, or the call is compiled.
+        RuntimeError: a CUDA graph is being captured.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2.
     """
@@ -55,6 +56,11 @@ def hc_prepare(fn: torch.Tensor, *, boundary: bool = False, precision: str = "fl
         raise NotImplementedError("hc_prepare takes a plain tensor; call it outside of compiled functions")
     if implementation_for("auto", "fn", fn) == "pytorch":
         return
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a CUDA graph is being captured, and calls outside of it would read parts that only its replay "
+            "makes; call hc_prepare before the capture"
+        )
     from helion_sinkhorn.ops.mhc.mixes import launch as of_mixes
     from helion_sinkhorn.ops.mhc.site.boundary import launch as of_boundary
     from helion_sinkhorn.ops.mhc.site.launch import call_for
