@@ -116,6 +116,16 @@ def test_what_is_not_finite_stays_in_its_matrix():
         assert torch.equal(a[3], b[3])
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", [(70, 16, 200), (40, 140, 20), (9, 129, 129), (3, 190, 180), (40, 1, 200)])
+def test_a_matrix_has_the_same_bits_alone(form, shape):
+    x, dy = randn(*shape), randn(*shape, seed=1)
+    whole = value_and_gradient(lambda t: sinkhorn(t, 3, form=form), x, dy)
+    for at in (0, len(x) // 2, len(x) - 1):
+        one = value_and_gradient(lambda t: sinkhorn(t, 3, form=form), x[at], dy[at])
+        assert_equal(one, [t[at] for t in whole])
+
+
 def test_products_are_not_rounded_to_narrow_types(monkeypatch):
     """A GPU's TF32 would stop the iteration from converging."""
     seen = []
@@ -143,7 +153,7 @@ def test_products_are_not_rounded_to_narrow_types(monkeypatch):
     ("n", "m", "n_iters", "form", "is_one"),
     [
         (129, 129, 3, "deepseek", True), (300, 300, 10, "deepseek", True), (300, 300, 20, "deepseek", False),
-        (181, 181, 20, "deepseek", True), (129, 129, 21, "deepseek", False), (200, 40, 3, "deepseek", False),
+        (150, 230, 20, "deepseek", True), (129, 129, 21, "deepseek", False), (200, 40, 3, "deepseek", True),
         (128, 128, 3, "deepseek", False), (181, 181, 3, "log", False),
     ],
 )  # fmt: skip
@@ -157,7 +167,8 @@ def test_a_few_iterations_of_the_deepseek_form_are_made_as_written(n, m, n_iters
     p = sinkhorn(x, n_iters, form=form)
     found, _ = value_and_gradient(lambda t: sinkhorn(t, n_iters, form=form), x, dy)
     assert torch.equal(found, p)
-    assert seen == ["forward"] * 4 * is_one + ["backward"] * 2 * is_one
+    calls = (2 if n * m >= eager.LARGE else 1) * is_one
+    assert seen == ["forward"] * 2 * calls + ["backward"] * calls
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

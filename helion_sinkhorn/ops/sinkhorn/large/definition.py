@@ -1,4 +1,4 @@
-"""A few iterations of the deepseek form by its definition, on one matrix (n, m) that stays in a cache.
+"""A few iterations of the deepseek form by its definition, on matrices (..., n, m) that stay in a cache.
 
 In a cache a division by sums takes as long as a product with a vector, and fewer calls.  Each half-step
 rounds every entry again, which is tolerable for a few half-steps, but adds up over hundreds.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import torch
 
-LEAST_ENTRIES = 1 << 14
-"""Matrices with fewer entries are computed many at a time."""
 MOST_ITERS = 20
 MOST_STORED = 1 << 20
 """Entries times iterations from which on the gradient of a matrix does not stay in the cache."""
@@ -17,8 +15,7 @@ MOST_STORED = 1 << 20
 
 def suits(x: torch.Tensor, n_iters: int) -> bool:
     """Whether matrices like x (..., n, m) take less time by the definition than by products."""
-    entries = x.size(-2) * x.size(-1)
-    is_small = entries >= LEAST_ENTRIES and entries * n_iters <= MOST_STORED
+    is_small = x.size(-2) * x.size(-1) * n_iters <= MOST_STORED
     return x.device.type == "cpu" and n_iters <= MOST_ITERS and is_small
 
 
