@@ -183,6 +183,7 @@ def kernels_of(scheme: str, columns: int, tokens: int) -> str:
 
 
 def main(options: argparse.Namespace) -> None:
+    copy_rate()  # work, so that the clocks recorded are those of the measurements
     table = Table(options.write, {**conditions(torch.device("cuda")), **of_now()})
     for row in rows(options):
         print(*(row[k] for k in SHOWN), sep="  ", flush=True)

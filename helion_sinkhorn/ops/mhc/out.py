@@ -29,7 +29,7 @@ class Out(NamedTuple):
     residual: torch.Tensor | None = None
     """(..., n, C), the new streams, in the dtype of x; only for `hc_boundary`; it may be x itself."""
     mean: torch.Tensor | None = None
-    """(..., C), the mean of the new streams, in the dtype of x; only for `hc_boundary`, never allocated."""
+    """(..., C), the mean of the new streams, in the dtype of x; only for `hc_boundary`; None: not made."""
 
 
 NONE = Out()

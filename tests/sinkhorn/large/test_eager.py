@@ -119,11 +119,30 @@ def test_what_is_not_finite_stays_in_its_matrix():
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shape", [(70, 16, 200), (40, 140, 20), (9, 129, 129), (3, 190, 180), (40, 1, 200)])
 def test_a_matrix_has_the_same_bits_alone(form, shape):
+    """Also where the batch is the innermost axis of the upstream gradient."""
     x, dy = randn(*shape), randn(*shape, seed=1)
-    whole = value_and_gradient(lambda t: sinkhorn(t, 3, form=form), x, dy)
-    for at in (0, len(x) // 2, len(x) - 1):
-        one = value_and_gradient(lambda t: sinkhorn(t, 3, form=form), x[at], dy[at])
-        assert_equal(one, [t[at] for t in whole])
+    for upstream in (dy, dy.permute(1, 2, 0).contiguous().permute(2, 0, 1)):
+        whole = value_and_gradient(lambda t: sinkhorn(t, 3, form=form), x, upstream)
+        for at in (0, len(x) // 2, len(x) - 1):
+            one = value_and_gradient(lambda t: sinkhorn(t, 3, form=form), x[at], dy[at])
+            assert_equal(one, [t[at] for t in whole])
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 200), (2, 140, 20), (3, 129, 129)])
+@pytest.mark.parametrize("scale", [1, 30, 3000])
+@pytest.mark.parametrize("n_iters", [1, 3, 20])
+def test_thin_matrices_err_as_float32_autograd_does(shape, scale, n_iters):
+    found, plain = errors(scale * randn(*shape), randn(*shape, seed=1), n_iters, "deepseek")
+    for error, of_plain in zip(found, plain, strict=True):
+        assert error <= 2 * of_plain + 8 * 2.0**-23, (error, of_plain)
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 200), (1, 190, 180)])
+def test_large_upstream_gradients_do_not_overflow(shape):
+    x, dy = 30 * randn(*shape), 1e28 * randn(*shape, seed=1)
+    _, dx = value_and_gradient(lambda t: sinkhorn(t, 5, eps=1e-12), x, dy)
+    _, true = value_and_gradient(lambda t: reference.sinkhorn(t, 5, eps=1e-12), x.double(), dy.double())
+    torch.testing.assert_close(dx.double() / 1e28, true / 1e28, rtol=1e-4, atol=1e-5)
 
 
 def test_products_are_not_rounded_to_narrow_types(monkeypatch):

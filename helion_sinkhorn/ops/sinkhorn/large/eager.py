@@ -33,20 +33,16 @@ SHORTEST = 32
 """The fewest entries of the lines that are normalised first: with fewer, threads of the kernels idle."""
 LARGE = 1 << 15
 """Entries of a matrix from which on a CPU takes matrices one by one."""
-THIN = 16
-"""Rows or columns below which a CPU takes the log form line by line: 1024 of 8 x 130 take 26 and 40 ms."""
 SLICE_BYTES = 1 << 28
 """Bytes of float32 matrices that are worked on at a time where an operation costs a launch."""
 
 
 def is_large(x: torch.Tensor, n_iters: int, eps: float) -> bool:
-    """Whether matrices (..., n, m) are beyond the small kernels: taken one by one, or many by a GPU."""
+    """Whether matrices (..., n, m) are beyond the small kernels and, on a CPU, their line by line path."""
     n, m = x.shape[-2:]
     if max(n, m) <= SMALL:
         return False
-    if x.device.type != "cpu" or n * m >= LARGE:
-        return True
-    return as_written(x, n_iters, eps) if eps else min(n, m) >= THIN
+    return x.device.type != "cpu" or n * m >= LARGE or as_written(x, n_iters, eps)
 
 
 def as_written(x: torch.Tensor, n_iters: int, eps: float, groups: Sequence[str] = ()) -> bool:
@@ -141,16 +137,21 @@ def backward(
     )
     eps, ranks, dtype = given.eps, given.ranks, computing(x.dtype)
     temperature, defined = given.temperature, as_written(x, len(us), eps, ranks.groups)
+    overflows = bool(eps) and may_overflow(eps)
     with float32_products():
-        # one matrix for four half-steps: 64 of 16 x 200 take 28 ms with T = 20, and 43 with one for all
+        # as many fewer as keep matrices of 2 T - 1 half-steps in a cache: 64 of 16 x 200 take 28 ms with
+        # T = 20, and 43 with as many as in the forward
         for part in parts(x, ranks, max(1, len(us) // 4) if defined else 1):
             z = scaled(x[part], temperature, dtype)
-            d = torch.zeros_like(z) if dy is None else dy[part].to(dtype)
-            if defined:
-                found = definition.backward(z, d, len(us), eps)
-            elif eps:
-                d, scale = of_order_one(d, ranks) if may_overflow(eps) else (d, 1.0)
-                found = eps_form.backward(z, d, eps, us[:, part], vs[:, part], ranks).mul_(scale)
+            # contiguous, since PyTorch adds up in the order of the layout, which a batch may decide
+            d = torch.zeros_like(z) if dy is None else dy[part].to(dtype).contiguous()
+            if eps:
+                d, scale = of_order_one(d, ranks) if overflows else (d, 1.0)
+                if defined:
+                    found = definition.backward(z, d, len(us), eps)
+                else:
+                    found = eps_form.backward(z, d, eps, us[:, part], vs[:, part], ranks)
+                found.mul_(scale)
             else:
                 of = problem(z, *cut(part, *marginals), ranks)
                 found, *own = log_form.backward(of, d, *cut(part, *upstream), us[:, part], vs[:, part])
