@@ -530,6 +530,7 @@ def test_the_file_is_of_the_tested_versions():
     assert all(v.replace(" ", "==") in pins for v in versions)
 
 
+@pytest.mark.nightly("32 s of a compiler; that the file is whole and of these versions is tested always")
 def test_one_program_is_what_the_file_says(compile_for):
     recorded = machine_terms.parsed(machine_terms.FILE.read_text())
     if machine_terms.versions() != recorded.versions:

@@ -80,18 +80,15 @@ print("helion" in sys.modules, hits)
 """
 
 
+@pytest.mark.nightly(
+    "half a minute each; code that is kept and launched is tested by test_code_of_launches always"
+)
 @pytest.mark.parametrize(
     ("kernel", "call", "batch", "launches"),
     [
         ("sinkhorn_forward", CALL, 1 << 20, ["first_launch"]),
         # the largest power of two whose offsets take 32 bits, as the launch's do
-        pytest.param(
-            "linear_attention_walk",
-            WALK,
-            1 << 17,
-            ["first_launch", "judged_launch"],
-            marks=pytest.mark.nightly("half a minute; a launch of sinkhorn runs always"),
-        ),
+        ("linear_attention_walk", WALK, 1 << 17, ["first_launch", "judged_launch"]),
     ],
     ids=["sinkhorn", "linear attention, judged on fewer heads"],
 )
