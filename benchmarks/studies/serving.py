@@ -117,6 +117,11 @@ def in_turn(run, projections):
     return lambda: run(next(turn))
 
 
+def prepare(scheme: str, given: Drawn) -> None:
+    for own in given.projections:
+        hc_prepare(own, boundary=scheme.startswith("V"))
+
+
 def by_kernel(run, calls: int = 20) -> dict[str, float]:
     """Mean microseconds of each kernel of a call, from the profiler, in the order of their launches."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
@@ -156,8 +161,7 @@ def rows(options: argparse.Namespace):
         run = in_turn(ours(scheme, given), given.projections)
         with torch.inference_mode():
             anew = graph(lambda run=run: run, MILLISECONDS)[0]
-        for own in given.projections:
-            hc_prepare(own, boundary=scheme.startswith("V"))
+        prepare(scheme, given)
         with torch.inference_mode():
             us, low, high = graph(lambda run=run: run, MILLISECONDS)
             us_peer = ""
@@ -172,12 +176,11 @@ def rows(options: argparse.Namespace):
         }  # fmt: skip
 
 
-def kernels_of(scheme: str, columns: int, tokens: int) -> str:
+def kernels_of(scheme: str, tokens: int, columns: int) -> str:
     """The launches of a call and their microseconds."""
     given = inputs(scheme, tokens, columns)
     run = in_turn(ours(scheme, given), given.projections)
-    for own in given.projections:
-        hc_prepare(own, boundary=scheme.startswith("V"))
+    prepare(scheme, given)
     with torch.inference_mode():
         return " + ".join(f"{name} {t:.2f}" for name, t in by_kernel(run).items())
 
@@ -194,8 +197,8 @@ def main(options: argparse.Namespace) -> None:
     rate = copy_rate()
     # last, since the profiler stays attached: a launch in a graph takes 0.6 us more after it
     for row in table.rows:
-        of = row["scheme"], row["columns"], row["tokens"]
-        row["floor_us"] = round(moved(row["scheme"], row["tokens"], row["columns"]) / rate, 2)
+        of = row["scheme"], row["tokens"], row["columns"]
+        row["floor_us"] = round(moved(*of) / rate, 2)
         if row["tokens"] in options.profile:
             row["kernels"] = kernels_of(*of)
         print(*of, row["floor_us"], row["kernels"], sep="  ", flush=True)

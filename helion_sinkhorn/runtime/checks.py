@@ -200,3 +200,8 @@ def implementation_for(
             f"implementation='helion': {reason}; use implementation='auto', which takes PyTorch here"
         )
     return "pytorch"
+
+
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured on the current stream."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

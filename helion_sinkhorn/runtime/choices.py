@@ -12,6 +12,7 @@ import torch
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.lookup import lookup, other_batches, tuned_keys
+from helion_sinkhorn.runtime.checks import is_capturing
 from helion_sinkhorn.runtime.kernel import Choice, Kernel, default_choice, in_space
 
 log = logging.getLogger("helion_sinkhorn")
@@ -72,7 +73,7 @@ def is_of_the_config(refusal: Exception) -> bool:
         return False
     if any(word in str(refusal) for word in NOT_OF_A_CONFIG):
         return False
-    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    return not is_capturing()
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from helion_sinkhorn.runtime.checks import check_finite
+from helion_sinkhorn.runtime.pieces import computing
 
 MOST_STREAMS = 16
 LEAST_EPS = torch.finfo(torch.float32).smallest_normal
@@ -22,6 +23,11 @@ def check_streams(x: torch.Tensor) -> None:
             f"x has shape {tuple(x.shape)}; pass (..., n, C): n streams, 1 to {MOST_STREAMS}, of C entries, "
             "at least 1"
         )
+
+
+def evenly(x: torch.Tensor) -> torch.Tensor:
+    """Weights (..., n) of 1/n, with which hc_pre makes the mean of the streams x."""
+    return x.new_full(x.shape[:-1], 1 / x.size(-2), dtype=computing(x.dtype))
 
 
 def check_norm_eps(name: str, eps: object) -> None:

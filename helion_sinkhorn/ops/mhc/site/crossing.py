@@ -19,7 +19,7 @@ from helion_sinkhorn.ops.mhc.split.api import SMALLEST_NORM_EPS, check_parameter
 from helion_sinkhorn.ops.mhc.split.forms import in_parts
 from helion_sinkhorn.ops.mhc.split.given import check_parameters_beside, coefficients_beside
 from helion_sinkhorn.ops.mhc.split.limits import beyond_kernels
-from helion_sinkhorn.ops.mhc.streams import MOST_STREAMS, check_projection, for_projection, streams_of
+from helion_sinkhorn.ops.mhc.streams import MOST_STREAMS, check_projection, evenly, for_projection, streams_of
 from helion_sinkhorn.runtime.checks import (
     DTYPES,
     check_same_device,
@@ -28,7 +28,6 @@ from helion_sinkhorn.runtime.checks import (
     refuse_shape,
 )
 from helion_sinkhorn.runtime.export import named_for_export
-from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import has_dtensor, register_sharding_for
 from helion_sinkhorn.runtime.torch_op import PLAIN, differentiates
 from helion_sinkhorn.runtime.updates import Update, updated
@@ -134,8 +133,7 @@ def crossing_into(
 def write_mean(streams: torch.Tensor, into: torch.Tensor | None, implementation: str) -> None:
     """Write the mean of the streams, if it is wanted, as hc_pre makes it and the kernel of hc_boundary."""
     if into is not None:
-        weights = streams.new_full(streams.shape[:-1], 1 / streams.size(-2), dtype=computing(streams.dtype))
-        written(collapsed(streams, weights, None, implementation), into)
+        written(collapsed(streams, evenly(streams), None, implementation), into)
 
 
 def coefficients(

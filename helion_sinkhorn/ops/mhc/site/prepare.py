@@ -9,7 +9,13 @@ from helion_sinkhorn.ops.mhc.prepared import prepare
 from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
 from helion_sinkhorn.ops.mhc.site.torch_op import implementations
 from helion_sinkhorn.ops.mhc.streams import streams_of
-from helion_sinkhorn.runtime.checks import check_flag, check_option, check_tensor, implementation_for
+from helion_sinkhorn.runtime.checks import (
+    check_flag,
+    check_option,
+    check_tensor,
+    implementation_for,
+    is_capturing,
+)
 from helion_sinkhorn.runtime.torch_op import are_eager
 from helion_sinkhorn.runtime.views import parameter
 
@@ -56,7 +62,7 @@ def hc_prepare(fn: torch.Tensor, *, boundary: bool = False, precision: str = "fl
         raise NotImplementedError("hc_prepare takes a plain tensor; call it outside of compiled functions")
     if implementation_for("auto", "fn", fn) == "pytorch":
         return
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if is_capturing():
         raise RuntimeError(
             "a CUDA graph is being captured, and calls outside of it would read parts that only its replay "
             "makes; call hc_prepare before the capture"

@@ -137,7 +137,6 @@ def backward(
     )
     eps, ranks, dtype = given.eps, given.ranks, computing(x.dtype)
     temperature, defined = given.temperature, as_written(x, len(us), eps, ranks.groups)
-    overflows = bool(eps) and may_overflow(eps)
     with float32_products():
         # as many fewer as keep matrices of 2 T - 1 half-steps in a cache: 64 of 16 x 200 take 28 ms with
         # T = 20, and 43 with as many as in the forward
@@ -146,12 +145,13 @@ def backward(
             # contiguous, since PyTorch adds up in the order of the layout, which a batch may decide
             d = torch.zeros_like(z) if dy is None else dy[part].to(dtype).contiguous()
             if eps:
-                d, scale = of_order_one(d, ranks) if overflows else (d, 1.0)
+                d, scale = of_order_one(d, ranks) if may_overflow(eps) else (d, None)
                 if defined:
                     found = definition.backward(z, d, len(us), eps)
                 else:
                     found = eps_form.backward(z, d, eps, us[:, part], vs[:, part], ranks)
-                found.mul_(scale)
+                if scale is not None:
+                    found.mul_(scale)
             else:
                 of = problem(z, *cut(part, *marginals), ranks)
                 found, *own = log_form.backward(of, d, *cut(part, *upstream), us[:, part], vs[:, part])

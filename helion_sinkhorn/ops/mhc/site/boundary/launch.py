@@ -19,6 +19,7 @@ from helion_sinkhorn.ops.mhc.site.finish import launch as finish
 from helion_sinkhorn.ops.mhc.site.finish.launch import FINISH
 from helion_sinkhorn.ops.mhc.site.launch import Tensors, call_for, coefficients, collapsed
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
+from helion_sinkhorn.ops.mhc.streams import evenly
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, Chosen, launch
 from helion_sinkhorn.runtime.space import power_of_two
@@ -85,8 +86,7 @@ def forward(
     if n > MOST_STREAMS:
         streams = post_launch.forward(update, options.comb_order, out=out.residual)
         if out.mean is not None:
-            evenly = x.new_full(x.shape[:-1], 1 / n, dtype=torch.float32)
-            collapsed(streams, evenly, None, 0.0, out.mean)
+            collapsed(streams, evenly(streams), None, 0.0, out.mean)
         return streams, *site_launch.forward(streams, site, weights, options, out)
     call = call_for(n, columns, x.dtype, options.precision)
     split = None if choices else prepared(site.fn, LAYOUT, call.mixes.parts)
