@@ -32,6 +32,12 @@ The CPU path reaches 1.2 and 1.4.
 """
 FEW = 4.0
 """The same for the extreme of few errors: dg_gamma is one row, and of a packing s = 30 leaves few rows."""
+ON_A_GPU = 3.0
+"""The same for the worst row on an NVIDIA GPU, whose exponentials may err by 2 units in the last place.
+
+With exact exponentials a unit that cuts sums reaches 1.4, with errors drawn up to that bound 4.3; an H200
+reaches 2.4 in six draws, and a running sum is above 3.
+"""
 
 
 def problem(gates, strength, shape=(4, 64, 8, 8, 12), dtype=torch.float32, **options):
@@ -259,4 +265,4 @@ def test_a_gpu_is_as_right_as_autograd(gates, strength):
     found = case.to("cuda").run(
         functools.partial(recurrent_linear_attention, method="recurrent", implementation="helion")
     )
-    check(case, {name: x.cpu() for name, x in found.items()})
+    check(case, {name: x.cpu() for name, x in found.items()}, ON_A_GPU)

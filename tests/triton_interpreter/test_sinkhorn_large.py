@@ -12,14 +12,17 @@ from helion_sinkhorn.runtime.kernel import Choice
 
 BY_NIGHT = pytest.mark.nightly("a minute each: ten kernels are generated")
 
-ROWS = "first", "step", "sums", "turn", "back", "eps_first", "eps_step", "eps_sums", "eps_turn", "eps_back"
+ROWS = (
+    "first", "step", "sums", "turn", "back", "apart_step", "apart_back", "eps_first", "eps_step", "eps_sums",
+    "eps_turn", "eps_back",
+)  # fmt: skip
 BLOCKS = {
     **dict.fromkeys(ROWS, (4,)),
     **dict.fromkeys(("columns", "gather", "eps_columns"), (1, 16, 4)),
     **dict.fromkeys(("write", "eps_write"), (16, 32)),
     **dict.fromkeys(("wide_first", "wide_rows", "wide_gradient"), (16, 4)),
     **dict.fromkeys(("wide_logs", "wide_columns"), (8, 16)),
-    "columns_of_logs": (1, 16, 4, 4), "gradient": (8,),
+    "columns_of_logs": (1, 16, 4, 4), "terms": (16, 16), "gradient": (8,),
 }  # fmt: skip
 
 
@@ -35,6 +38,7 @@ def choice(name: str, rows: int) -> Choice:
     [
         (33, 45, 3, "rows", False, torch.float32, 0.0, 8192),
         (33, 45, 4, "rows", False, torch.float32, 1e-3, 8192),
+        (21, 33, 4, "rows", True, torch.float32, 0.0, 8192),
         (21, 45, 3, "rows", True, torch.float32, 0.0, 16),
         pytest.param(37, 50, 2, "cols", True, torch.float16, 0.0, 8192, marks=BY_NIGHT),
         pytest.param(16, 64, 1, "rows", True, torch.bfloat16, 0.0, 8192, marks=BY_NIGHT),

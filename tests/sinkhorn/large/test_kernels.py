@@ -222,7 +222,7 @@ def test_groups_of_a_gradient_follow_the_narrowest_tensor(monkeypatch):
     seen = []
     monkeypatch.setattr(launch, "together", lambda t, *ranks: seen.append(t.dtype) or [slice(len(t))])
     by_launches((x, r, c, dy.bfloat16(), df, dg), 2, "rows")
-    assert seen == [torch.float32, torch.bfloat16]
+    assert seen == [torch.float32, torch.bfloat16, torch.bfloat16]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,14 +16,18 @@ from helion_sinkhorn.lab.sinkhorn.large.workloads import LargeWorkload
 from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.ops.sinkhorn.api import sinkhorn
 from helion_sinkhorn.ops.sinkhorn.large import eager, launch
-from helion_sinkhorn.ops.sinkhorn.large.calls import KERNELS, Calls, call_for, for_kernel
+from helion_sinkhorn.ops.sinkhorn.large.calls import KERNELS, WHOLE, Calls, call_for, for_kernel, form_of
 from helion_sinkhorn.ops.sinkhorn.large.sides import Matrices
-from helion_sinkhorn.ops.sinkhorn.large.space import LargeCall
+from helion_sinkhorn.ops.sinkhorn.large.space import TILE, LargeCall
+from helion_sinkhorn.ops.sinkhorn.large.terms import segment_of
 from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.runtime.launch import NO_CHOICES
 
 PREFIX = "sinkhorn_large_"
-ADJOINTS = {"sums", "turn", "back", "gather", "gradient", "wide_gradient", "eps_sums", "eps_turn", "eps_back"}
+ADJOINTS = {
+    "sums", "turn", "back", "apart_back", "gather", "terms", "gradient", "wide_gradient", "eps_sums",
+    "eps_turn", "eps_back",
+}  # fmt: skip
 BOTH = {"wide_rows", "wide_columns"}
 """Products of either way."""
 GRADIENTS = "dX", "drows", "dcolumns"
@@ -32,10 +37,10 @@ MOST_JUDGED_ROWS = 2048
 """Rows of matrices with which the others are tested, for the same reason: DINO's have 98304."""
 LAUNCHED = {
     (False, False):
-        "first step columns columns_of_logs write sums turn back gather gradient",
-    (True, False): "eps_first eps_step eps_columns eps_write eps_sums eps_turn eps_back gradient",
-    (False, True): "wide_first wide_logs wide_rows wide_columns write wide_gradient",
-    (True, True): "wide_first wide_rows wide_columns eps_write wide_gradient",
+        "first step columns columns_of_logs write sums turn back gather terms gradient",
+    (True, False): "eps_first eps_step eps_columns eps_write eps_sums eps_turn eps_back terms gradient",
+    (False, True): "wide_first wide_logs wide_rows wide_columns write terms wide_gradient",
+    (True, True): "wide_first wide_rows wide_columns eps_write terms wide_gradient",
 }  # fmt: skip
 """The kernels of a call, by whether it has eps and whether its lines are long."""
 
@@ -45,14 +50,21 @@ def call_of(workload: LargeWorkload) -> LargeCall:
     return call_for(*((m, n) if turned else (n, m)), workload.dtype, turned)
 
 
+def whole(kernel: str, call: LargeCall) -> LargeCall:
+    """The call on matrices for which a kernel gets its own."""
+    return replace(call, m=call.m + 1) if kernel in WHOLE else call
+
+
 def kernel_calls(workload: LargeWorkload) -> Iterator[tuple[str, Any]]:
     call = call_of(workload)
-    for name in LAUNCHED[workload.eps > 0, workload.wide].split():
-        yield PREFIX + name, for_kernel(PREFIX + name, call)
+    for short in LAUNCHED[workload.eps > 0, workload.wide].split():
+        name, _ = form_of(PREFIX + short, call)
+        yield name, for_kernel(name, call)
 
 
 def of_call(kernel: str, call: LargeCall, batch: int) -> LargeWorkload:
     dtype, form = getattr(torch, call.dtype), "deepseek" if "_eps_" in kernel else "log"
+    call = whole(kernel, call)
     n, longest = min(call.n, MOST_JUDGED_ROWS), launch.LONGEST
     if "_wide_" in kernel or call.m > longest:
         n, longest = min(n, JUDGED_ROWS), 0
@@ -105,13 +117,14 @@ def run(
 
 def _shapes(call: LargeCall, batch: int) -> dict[str, tuple[int, ...]]:
     rows, columns = (batch, call.n), (batch, call.m)
-    segments = 3, 2 * launch.segment_of(call.n, call.m)
+    segments = 3, 2 * segment_of(call.n, call.m)
+    n, m = (-(-k // TILE) * TILE for k in (call.n, call.m))
     sums = -(-call.n // 8) if call.m <= launch.LONGEST else 0
     return {
         "rows": rows, "columns": columns, "scale": (1,),
         "parts": (batch, max(2, sums), call.m),
-        "left": (batch, *segments, call.n), "right": (batch, *segments, call.m),
-        "base_f": (batch, segments[0], call.n), "base_g": (batch, segments[0], call.m),
+        "left": (batch, *segments, n), "right": (batch, *segments, m),
+        "base_f": (batch, segments[0], n), "base_g": (batch, segments[0], m),
     }  # fmt: skip
 
 
@@ -125,8 +138,8 @@ OPERANDS = {
     "sinkhorn_large_turn": "matrix matrix scale rows rows rows rows columns columns columns columns rows",
     "sinkhorn_large_back": "matrix scale rows rows rows columns columns columns rows",
     "sinkhorn_large_gather": "parts columns columns columns columns",
-    "sinkhorn_large_gradient":
-        "matrix matrix scale rows rows columns rows rows base_f base_f base_g left right rows matrix",
+    "sinkhorn_large_terms": "matrix matrix scale columns base_f base_f base_g left right exact",
+    "sinkhorn_large_gradient": "matrix exact scale rows rows rows rows rows matrix",
     "sinkhorn_large_eps_first": "matrix rows rows",
     "sinkhorn_large_eps_step": "matrix rows rows rows columns rows",
     "sinkhorn_large_eps_columns": "parts columns columns columns",
@@ -138,14 +151,14 @@ OPERANDS = {
     "sinkhorn_large_wide_logs": "matrix scale rows rows columns columns",
     "sinkhorn_large_wide_rows": "matrix matrix scale rows rows columns columns columns rows",
     "sinkhorn_large_wide_columns": "matrix matrix scale rows rows columns rows columns columns",
-    "sinkhorn_large_wide_gradient":
-        "matrix matrix scale rows rows columns rows rows base_f base_f base_g left right rows matrix",
+    "sinkhorn_large_wide_gradient": "matrix exact scale rows rows rows rows rows matrix",
 }  # fmt: skip
 """What each kernel takes, by the names of `_shapes`; the last one is written, and what follows of a kernel of
 rows are parts."""
 NUMBERS: dict[str, tuple[Any, ...]] = {
     "sinkhorn_large_gather": (True,), "sinkhorn_large_eps_columns": (True,),
-    "sinkhorn_large_gradient": (False,), "sinkhorn_large_wide_gradient": (False,),
+    "sinkhorn_large_terms": (False,), "sinkhorn_large_gradient": (False,),
+    "sinkhorn_large_wide_gradient": (False,),
     "sinkhorn_large_wide_rows": (False, False), "sinkhorn_large_wide_columns": (False, False),
 }  # fmt: skip
 """The last values of a launch."""
@@ -153,27 +166,31 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
 
 def alone(name: str) -> Alone:
     """One launch of a kernel by itself."""
-    kinds = OPERANDS[name].split()
+    given_name = WHOLE.get(name, name)
+    kinds = OPERANDS[given_name].split()
 
-    def matrix(call: LargeCall, batch: int, device: str) -> torch.Tensor:
+    def matrix(call: LargeCall, batch: int, device: str, dtype: str) -> torch.Tensor:
         shape = (batch, call.m, call.n) if call.turned else (batch, call.n, call.m)
-        (x,) = noise(device, call.dtype, shape)
+        (x,) = noise(device, dtype, shape)
         return x.mT if call.turned else x
 
     def operands(call: LargeCall, batch: int, device: str) -> Tensors:
+        call = whole(name, call)
         shapes = _shapes(call, batch)
         return tuple(
-            matrix(call, batch, device) if kind == "matrix" else noise(device, "float32", shapes[kind])[0]
+            noise(device, "float32", shapes[kind])[0]
+            if kind in shapes
+            else matrix(call, batch, device, call.dtype if kind == "matrix" else "float32")
             for kind in kinds
         )
 
     def run_it(call: LargeCall, choice: Choice, *given: torch.Tensor) -> torch.Tensor:
         # a kernel whose matrix is not its first argument has parts there
         x = given[0] if kinds[0] == "matrix" else given[0].new_empty((len(given[0]), call.n, 1))
-        calls = Calls(x, {name: choice}, call)
+        calls = Calls(x, {name: choice}, whole(name, call))
         numbers = (1e-6, 1.0)[: KERNELS[name].numbers]
         if "rows" in dict(choice.variant):
-            return calls.rows(name, *given, values=numbers)
+            return calls.rows(given_name, *given, values=numbers)
         sizes = given[kinds.index("right")].shape[1:3] if "right" in kinds else ()
         count = (given[0].size(1),) if kinds[0] == "parts" else ()
         calls.launch(name, *given, values=(*numbers, *count, *sizes, *NUMBERS.get(name, ())))

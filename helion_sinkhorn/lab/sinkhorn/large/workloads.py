@@ -100,6 +100,7 @@ ROWS = [
     _judged("identity", "near a permutation", logits="identity_like", n_iters=5, spread=0.5),
     _judged("low", "whatever stands beside the matrix is larger", below=200.0),
     _judged("bf16", "logits of 16 bits", dtype=torch.bfloat16),
+    _judged("last_apart", "rows whose last entry is apart", m=33, n_iters=4),
     _judged("deepseek", "the deepseek form", form="deepseek"),
     _judged("deepseek_one_iteration", "its first step alone, below what stands beside the matrix",
             form="deepseek", n_iters=1, below=200.0),
@@ -114,6 +115,7 @@ ROWS = [
     _large(1024, 1024, 1, "SuperGlue: one pair of images, 100 iterations"),
     # as many as run together: they stay in L2
     _large(1024, 1024, 8, "a batch of matchings"),
+    _large(1025, 1025, 8, "SuperGlue's matchings with their dustbins"),
     _large(256, 256, 64, "Gumbel-Sinkhorn, graph matching"),
     _large(1024, 1024, 1, "one large matrix, doubly stochastic", form="deepseek"),
     _large(1024, 1024, 8, "a batch of large matrices", form="deepseek"),

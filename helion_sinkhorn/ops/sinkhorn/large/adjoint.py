@@ -1,8 +1,9 @@
 """The Helion kernel bodies of large matrices, backward: one read of the matrix for an iteration.
 
 Each iteration passes the line sums of the gradient to the iteration before it (docs/dev/math.md); the
-gradient itself is computed once, by sinkhorn_large_gradient.  Programs, parts, base, rest and s are as in
-`kernels`.  The term that a column step subtracts, s_j = rest_j times a sum over c, refers to P without rest.
+gradient itself is computed once, by sinkhorn_large_terms and then sinkhorn_large_gradient.  Programs, parts,
+base, rest and s are as in `kernels`.  The term that a column step subtracts, s_j = rest_j times a sum over c,
+refers to P without rest.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from helion_sinkhorn.ops.sinkhorn.large.kernels import above_base, exp
 def inverse(r):
     """e^-r, or 0 where r is -inf, the logarithm of no mass."""
     return torch.where(r == -float("inf"), 0.0, exp(-r))
+
+
+def change(g, before):
+    """e^(g - before), or 0 where `before` is -inf."""
+    return torch.where(before == -float("inf"), 0.0, exp(g - before))
 
 
 def upstream_part(f, g, rest, dy, linear):
@@ -145,7 +151,7 @@ def sinkhorn_large_back(
         total = hl.zeros([i, m], dtype=torch.float32)
         factor = hl.load(scale, [0])
         earlier = before[i, :]
-        moved = torch.where(earlier == -float("inf"), 0.0, exp(g[i, :] - earlier)) * column[i, :]
+        moved = change(g[i, :], earlier) * column[i, :]
         for t in hl.tile(block.begin, block.end):
             z = above_base(x[i, t, :], factor, base[i, t])
             p = exp(z + earlier[:, None, :] + within(f[i, t], t.index, n, rows)[:, :, None], m)
@@ -179,61 +185,86 @@ def sinkhorn_large_gather(
         out[i, j] = found * inverse(log_c[i, j]) * left
 
 
-def sinkhorn_large_gradient(
+def sinkhorn_large_terms(
     x: torch.Tensor,
     dy: torch.Tensor,
     scale: torch.Tensor,
-    log_r: torch.Tensor,
-    df: torch.Tensor,
     rest: torch.Tensor,
-    first: torch.Tensor,
-    first_f: torch.Tensor,
     bases: torch.Tensor,
     base_f: torch.Tensor,
     base_g: torch.Tensor,
     left: torch.Tensor,
     right: torch.Tensor,
+    d: torch.Tensor,
+    facts: hl.constexpr,
+):
+    """Write d (B, n, m): P * dY less the terms of all iterations.
+
+    left (B, S, L, n) and right (B, S, L, m) are terms relative to base_f (B, S, n) above `bases` and to
+    base_g (B, S, m); the first terms of a segment are relative to P itself.
+
+    A program has a tile: 64 x 64 reads 128 factors of a term for 4096 products, where two rows of 1024 read
+    1026 for 2048, and lines of any length leave little padding.  Vectors are filled with zeros to a multiple
+    of TILE entries: a load without a mask takes half the instructions.
+
+    linear: base_f and base_g are u and v of the deepseek form, there is one base, and the terms are not
+    relative.
+    """
+    n, m, segments, terms, linear = facts
+    batch = x.size(0)
+    hl.specialize((left.size(3), right.size(3), x.stride(), dy.stride(), rest.stride(), bases.stride()))
+    hl.specialize((base_f.stride(), base_g.stride(), left.stride(), right.stride(), d.stride()))
+    for i, t, j in hl.tile([batch, left.size(3), right.size(3)], block_size=[1, None, None]):
+        s = hl.load(scale, [0])
+        in_line = j.index < m
+        there = ((t.index < n).unsqueeze(1) & in_line.unsqueeze(0)).unsqueeze(0)
+        logits = hl.load(x, [i, t, j], extra_mask=there)
+        upstream = hl.load(dy, [i, t, j], extra_mask=there).to(torch.float32)
+        z = above_base(logits, s, bases[i, 0, t])
+        f, g = base_f[i, 0, t], base_g[i, 0, j]
+        inside = upstream_part(f, g, hl.load(rest, [i, j], extra_mask=in_line.unsqueeze(0)), upstream, linear)
+        # the terms of P itself come first, since near a permutation they leave a far smaller number
+        for term in hl.static_range(terms):
+            inside = inside - left[i, 0, term, t].unsqueeze(2) * right[i, 0, term, j].unsqueeze(1)
+        found = of_segment(z, f, g, linear, 1) * inside
+        for k in hl.grid(1, segments):
+            total = hl.zeros([i, t, j], dtype=torch.float32)
+            for term in hl.static_range(terms):
+                total = total + left[i, k, term, t].unsqueeze(2) * right[i, k, term, j].unsqueeze(1)
+            now = z if linear else above_base(logits, s, bases[i, k, t])
+            found = found - of_segment(now, base_f[i, k, t], base_g[i, k, j], linear, 1) * total
+        hl.store(d, [i, t, j], found, extra_mask=there)
+
+
+def sinkhorn_large_gradient(
+    x: torch.Tensor,
+    d: torch.Tensor,
+    scale: torch.Tensor,
+    log_r: torch.Tensor,
+    df: torch.Tensor,
+    first: torch.Tensor,
+    first_f: torch.Tensor,
     row: torch.Tensor,
     dx: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """Write dx (B, n, m): P * dY less the terms of all iterations, and less its own row sums, twice.
+    """Write dx (B, n, m): d less the share of its own row sums in the first row step, twice.
 
-    left (B, S, L, n) and right (B, S, L, m) are terms relative to base_f (B, S, n) above `bases` and to
-    base_g (B, S, m); the first terms of a segment are relative to P itself.  The rows of the first iteration,
-    with first_f above `first`, have no term: their sums are taken from the gradient as computed, and row
-    (B, n) has them, divided by r.
-
-    linear: base_f and base_g are u and v of the deepseek form, first_f is u_0, there is one base, and the
-    terms are not relative.
+    The step has first_f above `first`, or u of the deepseek form if it is linear.  row (B, n) receives the
+    sums, divided by r.
     """
-    n, m, segments, terms, linear = facts
+    n, m, linear = facts
     batch = x.size(0)
-    hl.specialize((x.size(2), x.stride(), dy.stride(), log_r.stride(), df.stride(), rest.stride()))
-    hl.specialize((first.stride(), first_f.stride(), bases.stride(), base_f.stride(), base_g.stride()))
-    hl.specialize((left.stride(), right.stride(), row.stride(), dx.stride()))
+    hl.specialize((x.size(2), x.stride(), d.stride(), log_r.stride(), df.stride()))
+    hl.specialize((first.stride(), first_f.stride(), row.stride(), dx.stride()))
     for i, t in hl.tile([batch, n], block_size=[1, None]):
         s = hl.load(scale, [0])
-        logits = x[i, t, :]
-        z = above_base(logits, s, bases[i, 0, t])
-        f, g = base_f[i, 0, t], base_g[i, 0, :]
-        inside = upstream_part(f, g, rest[i, :], dy[i, t, :].to(torch.float32), linear)
-        # the terms of P itself come first, since near a permutation they leave a far smaller number
-        for term in hl.static_range(terms):
-            inside = inside - left[i, 0, term, t][:, :, None] * right[i, 0, term, :][:, None, :]
-        d = of_segment(z, f, g, linear, m) * inside
-        for k in hl.grid(1, segments):
-            total = hl.zeros([i, t, m], dtype=torch.float32)
-            for term in hl.static_range(terms):
-                total = total + left[i, k, term, t][:, :, None] * right[i, k, term, :][:, None, :]
-            now = z if linear else above_base(logits, s, bases[i, k, t])
-            d = d - of_segment(now, base_f[i, k, t], base_g[i, k, :], linear, m) * total
-        began = z if linear else above_base(logits, s, first[i, t])
-        p = of_first(began, first_f[i, t], linear, m)
+        p = of_first(above_base(x[i, t, :], s, first[i, t]), first_f[i, t], linear, m)
         inv_r, own = inverse(log_r[i, t]), df[i, t]
-        taken = (d.sum(2) + own) * inv_r
-        d = d - p * taken[:, :, None]
-        again = (d.sum(2) + own) * inv_r
-        d = d - p * again[:, :, None]
+        left = d[i, t, :]
+        taken = (left.sum(2) + own) * inv_r
+        left = left - p * taken[:, :, None]
+        again = (left.sum(2) + own) * inv_r
+        left = left - p * again[:, :, None]
         row[i, t] = taken + again
-        dx[i, t, :] = (d * s).to(dx.dtype)
+        dx[i, t, :] = (left * s).to(dx.dtype)

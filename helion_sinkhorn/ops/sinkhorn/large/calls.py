@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks
+from helion_sinkhorn.ops.sinkhorn.large.sides import SHORTEST, kept_entries
 from helion_sinkhorn.ops.sinkhorn.large.space import (
     LargeCall,
     columns_default,
@@ -17,18 +18,19 @@ from helion_sinkhorn.ops.sinkhorn.large.space import (
     of_logs_default,
     rows_default,
     rows_space,
+    terms_default,
+    terms_space,
     whole_default,
     whole_space,
     wide_columns_default,
     wide_columns_space,
-    wide_gradient_default,
     wide_rows_default,
     wide_rows_space,
     write_default,
 )
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Choices, Chosen, chosen_for, launch, repeated
-from helion_sinkhorn.runtime.space import default_only
+from helion_sinkhorn.runtime.space import default_only, power_of_two
 
 ROOM = "helion_sinkhorn.ops.sinkhorn.large"
 
@@ -100,7 +102,10 @@ KERNELS = {
         ("sinkhorn_large_sums", "adjoint", rows_default, default_only(rows_default), rows_facts, 0),
         ("sinkhorn_large_turn", "adjoint", rows_default, default_only(rows_default), rows_facts, 0),
         ("sinkhorn_large_back", "adjoint", rows_default, rows_space, rows_facts, 0),
+        ("sinkhorn_large_apart_step", "apart_kernels", rows_default, rows_space, rows_facts, 0),
+        ("sinkhorn_large_apart_back", "apart_kernels", rows_default, rows_space, rows_facts, 0),
         ("sinkhorn_large_gather", "adjoint", columns_default, columns_space, columns_facts, 0),
+        ("sinkhorn_large_terms", "adjoint", terms_default, terms_space, sizes, 0),
         ("sinkhorn_large_gradient", "adjoint", whole_default, whole_space, sizes, 0),
         ("sinkhorn_large_eps_first", "eps_kernels", rows_default, default_only(rows_default), eps_rows, 1),
         ("sinkhorn_large_eps_step", "eps_kernels", rows_default, rows_space, eps_rows, 2),
@@ -113,7 +118,7 @@ KERNELS = {
         ("sinkhorn_large_wide_logs", "wide_kernels", wide_columns_default, wide_columns_space, sizes, 0),
         ("sinkhorn_large_wide_rows", "wide_kernels", wide_rows_default, wide_rows_space, sizes, 0),
         ("sinkhorn_large_wide_columns", "wide_kernels", wide_columns_default, wide_columns_space, sizes, 0),
-        ("sinkhorn_large_wide_gradient", "wide_kernels", wide_gradient_default, wide_rows_space, sizes, 0),
+        ("sinkhorn_large_wide_gradient", "wide_kernels", wide_rows_default, wide_rows_space, sizes, 0),
     )
 }  # fmt: skip
 
@@ -122,9 +127,26 @@ OF_VECTORS = {f"sinkhorn_large_{k}" for k in ("columns", "columns_of_logs", "gat
 """The kernels that read no matrix, so that it does not matter to them how one lies in memory."""
 
 
+APART = {
+    "sinkhorn_large_step": ("sinkhorn_large_apart_step", (0, 5, 6, 9)),
+    "sinkhorn_large_back": ("sinkhorn_large_apart_back", (0, 5, 6, 7, 9)),
+}
+"""The forms of kernels for rows of 2^k + 1 entries, and the operands whose last column they take apart."""
+WHOLE = {apart: name for name, (apart, _) in APART.items()}
+
+
+@functools.lru_cache(maxsize=4096)
+def form_of(name: str, call: LargeCall) -> tuple[str, tuple[int, ...]]:
+    """The kernel that a call launches for `name`, and the operands whose last column is apart."""
+    apart = call.m > SHORTEST and call.m - 1 == power_of_two(call.m - 1) and not call.turned
+    return APART[name] if apart and name in APART else (name, ())
+
+
 @functools.lru_cache(maxsize=4096)
 def for_kernel(name: str, call: LargeCall) -> LargeCall:
     """What the config of one kernel of a call is chosen for."""
+    if name in WHOLE:
+        return replace(call, m=call.m - 1)
     return replace(call, turned=False) if call.turned and name in OF_VECTORS else call
 
 
@@ -135,6 +157,11 @@ class Stack:
     vectors: torch.Tensor
 
 
+def split(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """All but the last entry of each line, and the last."""
+    return t[..., :-1], t[..., -1:]
+
+
 class Calls:
     """Launches on matrices x (B, n, m): the choice of each kernel, and memory for the parts of sums."""
 
@@ -143,31 +170,46 @@ class Calls:
         self.batch = len(x)
         self.call = call or call_of(x)
         self.choices = choices
-        self.parts: dict[int, torch.Tensor] = {}
+        self.parts: dict[tuple[int, int], torch.Tensor] = {}
 
     def empty(self, *shape: int) -> torch.Tensor:
         return self.x.new_empty(shape, dtype=torch.float32)
 
     def launch(self, name: str, *tensors: torch.Tensor, values: tuple[Any, ...] = ()) -> None:
+        name, apart = form_of(name, self.call)
         call, choice = for_kernel(name, self.call), self.choices.get(name)
-        launch(KERNELS[name], call, tensors, *values, batch=self.batch, choice=choice)
+        given = [k for place, t in enumerate(tensors) for k in (split(t) if place in apart else (t,))]
+        launch(KERNELS[name], call, tuple(given), *values, batch=self.batch, choice=choice)
 
     def sequence(
         self, name: str, *operands: torch.Tensor | Stack, values: tuple[Any, ...] = ()
     ) -> Callable[..., None]:
         """Launches of one kernel, each called with the places of its vectors in the stacks."""
-        tensors = [t.vectors if isinstance(t, Stack) else t for t in operands]
-        stacks = [k for k, t in enumerate(operands) if isinstance(t, Stack)]
+        name, apart = form_of(name, self.call)
         call, choice = for_kernel(name, self.call), self.choices.get(name)
-        return repeated(KERNELS[name], call, tensors, stacks, *values, batch=self.batch, choice=choice)
+        tensors, stacks, order, count = [], [], [], 0
+        for place, t in enumerate(operands):
+            of = t.vectors if isinstance(t, Stack) else t
+            given = split(of) if place in apart else (of,)
+            if isinstance(t, Stack):
+                stacks += range(len(tensors), len(tensors) + len(given))
+                order += [count] * len(given)
+                count += 1
+            tensors += given
+        run = repeated(KERNELS[name], call, tensors, stacks, *values, batch=self.batch, choice=choice)
+        return (lambda *places: run(*[places[k] for k in order])) if apart else run
 
     def part(self, name: str) -> torch.Tensor:
         """Memory for the parts (B, K, m) that a kernel of rows writes."""
-        choice = self.choices.get(name) or chosen_for(KERNELS[name], self.call, self.batch, self.x)
-        count = -(-self.call.n // rows_of(choice))
-        if count not in self.parts:
-            self.parts[count] = self.empty(self.batch, count, self.call.m)
-        return self.parts[count]
+        name, apart = form_of(name, self.call)
+        call, m = for_kernel(name, self.call), self.call.m
+        choice = self.choices.get(name) or chosen_for(KERNELS[name], call, self.batch, self.x)
+        count = -(-call.n // rows_of(choice))
+        # rows without the last column are written by vector stores
+        room = kept_entries(m, "helion") if apart else m
+        if (count, room) not in self.parts:
+            self.parts[count, room] = self.empty(self.batch, count, room)[..., :m]
+        return self.parts[count, room]
 
     def rows(self, name: str, *tensors: torch.Tensor, values: tuple[Any, ...] = ()) -> torch.Tensor:
         """Launch a kernel of rows and return the parts that it writes."""

@@ -15,6 +15,7 @@ from helion_sinkhorn.ops.sinkhorn.large import definition, eps_form, log_form, s
 from helion_sinkhorn.ops.sinkhorn.large.problem import problem
 from helion_sinkhorn.ops.sinkhorn.large.ranks import Ranks
 from helion_sinkhorn.ops.sinkhorn.large.sides import (
+    SHORTEST,
     Matrices,
     empty_gradients,
     empty_results,
@@ -29,8 +30,6 @@ from helion_sinkhorn.runtime.pieces import computing
 
 SMALL = 128
 """The most rows or columns of a small matrix."""
-SHORTEST = 32
-"""The fewest entries of the lines that are normalised first: with fewer, threads of the kernels idle."""
 LARGE = 1 << 15
 """Entries of a matrix from which on a CPU takes matrices one by one."""
 SLICE_BYTES = 1 << 28

@@ -9,7 +9,15 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.large import eps_launch, log_launch, sides, wide_launch
-from helion_sinkhorn.ops.sinkhorn.large.calls import KERNELS, Calls, State, call_for, place
+from helion_sinkhorn.ops.sinkhorn.large.calls import (
+    KERNELS,
+    Calls,
+    State,
+    call_for,
+    for_kernel,
+    form_of,
+    place,
+)
 from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks
 from helion_sinkhorn.ops.sinkhorn.large.sides import (
     LONGEST,
@@ -21,14 +29,16 @@ from helion_sinkhorn.ops.sinkhorn.large.sides import (
     lead_first,
     of_order_one,
 )
-from helion_sinkhorn.ops.sinkhorn.scaling import EXPONENT_BUDGET, may_overflow
+from helion_sinkhorn.ops.sinkhorn.large.space import ALIGNED
+from helion_sinkhorn.ops.sinkhorn.large.terms import low_rank, of_products
+from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, chosen_for, device_of
 from helion_sinkhorn.runtime.views import VECTOR_BYTES, matrices_of, placed
 
-MOST_TOGETHER = 4
-"""The most iterations of a segment."""
 GROUP_BYTES = 34 << 20
 """Bytes of the logits that run all iterations together and stay in L2: room for 8 of 1025 x 1025."""
+SCRATCH_BYTES = 128 << 20
+"""The most float32 that a gradient of 16 bits takes besides: 340 rows of 98304, enough for every SM."""
 
 
 def marginals_of(
@@ -142,6 +152,22 @@ def together(x: torch.Tensor, ranks: Ranks = ALONE) -> list[slice]:
     return [slice(k, k + step) for k in range(0, batch, step)]
 
 
+def pieces(x: torch.Tensor, is_narrow: bool) -> list[tuple[slice, slice]]:
+    """(matrices, rows) whose gradient is finished together.
+
+    That of 16 bits is in float32 between two launches, which is no more than SCRATCH_BYTES: pieces of a
+    larger matrix have one number of rows, which is a constant of the code, and the last ones overlap.
+    """
+    _, n, m = x.shape
+    tail, found = n % ALIGNED, []
+    for part in together(x):
+        fit = SCRATCH_BYTES // (4 * m * len(x[part])) - tail if is_narrow else n
+        step = max(1, fit // ALIGNED) * ALIGNED
+        height = min(n, step + tail)
+        found += [(part, slice(k, k + height)) for k in (*range(0, n - height, step), n - height)]
+    return found
+
+
 def backward(
     dp: torch.Tensor | None,
     df: torch.Tensor | None,
@@ -184,25 +210,36 @@ def backward(
     )
     wide = m > longest
     taken_back = launches_of(eps, wide).taken_back
-    for part in together(min(x, dy, key=torch.Tensor.element_size)):
+    narrow = min(x, dy, key=torch.Tensor.element_size)
+    for part in together(narrow):
         own = over_f[part], over_g[part]
         taken_back(Calls(x[part], choices), of.of(part), dy[part], own, rows[:, part], columns[:, part])
     # what the first row step leaves is subtracted when the gradient is computed
     rows[0].zero_()
     terms = of_products(of, rows, columns) if eps else low_rank(of, rows, columns)
-    bases, base_f, *others = terms
+    bases, base_f, base_g, left, right = terms
     base_f = times(base_f, None if log_mass is None else log_mass.unsqueeze(1))
     # the first row step uses its own sums, so its entries and r may have any common factor
     factor = None if log_mass is None else log_mass.clamp(min=0.0)
     first_r = torch.zeros_like(log_r) if eps else times(log_r, factor)
     # dx is rounded once, after its scale is restored
     into = dx if scaled_by is None else torch.empty_like(dx, dtype=torch.float32)
-    name = f"sinkhorn_large_{'wide_gradient' if wide else 'gradient'}"
-    Calls(x, choices).launch(
-        name, x, dy, of.scale, first_r, own_f, of.rests[-1], of.base, times(of.fs[0], factor), bases, base_f,
-        *others, rows[0], into,
-        values=(*others[-1].shape[1:3], eps > 0),
-    )  # fmt: skip
+    first_f, last_rest = times(of.fs[0], factor), of.rests[-1]
+    values = *right.shape[1:3], eps > 0
+    for part, lines in pieces(narrow, into.dtype != torch.float32):
+        at = (part, ..., lines)
+        piece, to = x[part, lines], into[part, lines]
+        calls = Calls(piece, choices)
+        # what the last sums are taken from is not rounded to 16 bits
+        d = to if to.dtype == torch.float32 else torch.empty_like(to, dtype=torch.float32)
+        calls.launch(
+            "sinkhorn_large_terms", piece, dy[part, lines], of.scale, last_rest[part], bases[at], base_f[at],
+            base_g[part], left[at], right[part], d, values=values,
+        )  # fmt: skip
+        calls.launch(
+            f"sinkhorn_large_{'wide_gradient' if wide else 'gradient'}", piece, d, of.scale, first_r[at],
+            own_f[at], of.base[at], first_f[at], rows[0][at], to, values=values[-1:],
+        )  # fmt: skip
     if scaled_by is not None:
         torch.mul(into, scaled_by, out=dx)
     if of_marginals:
@@ -213,62 +250,6 @@ def backward(
     return gradients
 
 
-def segment_of(n: int, m: int) -> int:
-    """The number of iterations whose potentials differ by no more than the range of a float."""
-    return max(1, min(MOST_TOGETHER, int(EXPONENT_BUDGET[torch.float32] // max(1.0, math.log2(n * m)))))
-
-
-def segments(of: State, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(t, there), (S, length): the iterations from the last one on, and whether each of them exists."""
-    n_iters = len(of.fs)
-    count = -(-n_iters // length)
-    order = torch.arange(count * length, device=of.fs.device).view(count, length)
-    return (n_iters - 1 - order).clamp_(min=0), (order < n_iters).view(count, length, 1, 1)
-
-
-def stacked(
-    lefts: tuple[torch.Tensor, torch.Tensor], rights: tuple[torch.Tensor, torch.Tensor]
-) -> list[torch.Tensor]:
-    """Terms (S, length, B, k), two for each iteration, as left (B, S, L, n) and right (B, S, L, m)."""
-    return [torch.stack(pair, 2).flatten(1, 2).movedim(-2, 0).contiguous() for pair in (lefts, rights)]
-
-
-def low_rank(of: State, rows: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """(bases, base_f, base_g, left, right) of sinkhorn_large_gradient: the terms of iterations in segments.
-
-    The terms of iteration t are P_t diag(columns_t) and diag(rows_t) P'_t, whose factors are relative to the
-    last iteration of their segment.  The columns of the last iteration come first; the rows of the first
-    iteration have no term.
-    """
-    fs, gs = of.fs, of.gs
-    t, there = segments(of, segment_of(fs.size(-1), gs.size(-1)))
-    bases, base_f, base_g = (k[t[:, 0]] for k in (of.bases, fs, gs))
-
-    def relative(now: torch.Tensor, base: torch.Tensor, less: torch.Tensor | None = None) -> torch.Tensor:
-        u = now - base.unsqueeze(1)
-        u = (u if less is None else u - less).exp_()
-        return u.masked_fill_((base == -torch.inf).unsqueeze(1), 0.0)
-
-    u, v = relative(fs[t], base_f, of.bases[t] - bases.unsqueeze(1)), relative(gs[t], base_g)
-    before = (t - 1).clamp(min=0)
-    v_before = relative(gs[before], base_g) * of.rests[before]
-    relative_to = [k.movedim(-2, 0).contiguous() for k in (bases, base_f, base_g)]
-    return *relative_to, *stacked((u * there, u * rows[t] * there), (v * columns[t], v_before))
-
-
-def of_products(of: State, rows: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """(bases, base_f, base_g, left, right) of the deepseek form.
-
-    Its terms u_t columns_t' and -rows_t v_(t-1)' are not relative: every segment has base, and the last u
-    and v.
-    """
-    t, there = segments(of, MOST_TOGETHER)
-    before = of.gs[(t - 1).clamp(min=0)]
-    left, right = stacked((of.fs[t] * there, rows[t].neg() * there), (columns[t], before))
-    ends = (k.unsqueeze(1).expand(-1, len(t), -1) for k in (of.base, of.fs[-1], of.gs[-1]))
-    return *ends, left, right
-
-
 def describe(x: torch.Tensor, first: str, eps: float) -> tuple[str, str, str]:
     """(device, forward choice, backward choice) of the kernels that read a matrix in each iteration."""
     n, m = lead_first(first, *x.shape[-2:])
@@ -277,5 +258,6 @@ def describe(x: torch.Tensor, first: str, eps: float) -> tuple[str, str, str]:
     step, back = (
         ("wide_rows",) * 2 if call.m > LONGEST else ("eps_step", "eps_back") if eps else ("step", "back")
     )
-    chosen = (str(chosen_for(KERNELS[f"sinkhorn_large_{k}"], call, batch, x)) for k in (step, back))
+    names = (form_of(f"sinkhorn_large_{k}", call)[0] for k in (step, back))
+    chosen = (str(chosen_for(KERNELS[k], for_kernel(k, call), batch, x)) for k in names)
     return f"{device_of(x).key} ({x.device})", *chosen

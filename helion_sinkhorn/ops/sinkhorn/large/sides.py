@@ -13,6 +13,8 @@ from helion_sinkhorn.runtime.pieces import computing
 
 VECTOR = 4
 """Entries of a float32 vector load."""
+SHORTEST = 32
+"""The fewest entries of the lines that are normalised first: with fewer, threads of the kernels idle."""
 LONGEST = 8192
 """The most entries of a line that a program takes whole."""
 

@@ -16,6 +16,12 @@ LONGEST_ABREAST = 2048
 """The longest rows of which it has as many; with longer ones it spills."""
 
 
+TILE = 64
+"""The longest side of a tile of sinkhorn_large_terms."""
+ALIGNED = 8
+"""Entries, of 16 bits too, that take a multiple of 16 bytes, as lines that are read in vectors do."""
+
+
 @dataclass(frozen=True)
 class LargeCall(Keyed):
     """The dtype of the logits, and the number and length of the lines that are normalised first."""
@@ -70,12 +76,12 @@ def fewest_warps(call: LargeCall, device: Device, entries: int) -> int:
 
 
 def tiles(call: LargeCall, device: Device) -> tuple[Items, ...]:
-    """Configs with 8 entries of a block of rows or more in each thread, and few warps or twice as many."""
+    """Configs with 8 entries of a block of rows or more in a thread, and few warps, half or twice as many."""
     return tuple(
         (("block_sizes", (together(call, device, w, entries),)), ("num_warps", w))
         for entries in ((8, 16, 32, 64) if is_abreast(call) else (8, 16, 32))
         for fewest in (fewest_warps(call, device, entries),)
-        for w in (fewest, 2 * fewest)
+        for w in (fewest // 2, fewest, 2 * fewest)
         if w * device.warp_size <= 1024 and w * device.warp_size * entries >= power_of_two(call.m)
     )
 
@@ -132,6 +138,17 @@ def whole_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
     return ({"config": tiles(call, device)},)
 
 
+def terms_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
+    # where lines are not aligned a thread has one column, and reads a factor of the rows for each product
+    rows = 16 if (call.n if call.turned else call.m) % ALIGNED else TILE
+    return (("block_sizes", (rows, TILE)), ("num_warps", 4)), ()
+
+
+def terms_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
+    blocks = (TILE, TILE), (32, TILE), (TILE, 32), (16, TILE)
+    return ({"config": tuple((("block_sizes", b), ("num_warps", w)) for b in blocks for w in (2, 4, 8))},)
+
+
 def along(k: int, most: int = 2048) -> tuple[int, int]:
     """A tile for sums over lines of k entries that are beside each other: a short line has several too."""
     return min(most, max(16, power_of_two(k) // 4)), 1
@@ -148,13 +165,6 @@ ACROSS = (16, 64), (8, 128), (16, 128), (32, 128), (8, 256), (4, 512)
 
 def wide_rows_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
     return (("block_sizes", across(call.n) if call.turned else along(call.m)), ("num_warps", 4)), ()
-
-
-def wide_gradient_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
-    # 8 entries a thread, since 16 spill in the deepseek form
-    entries = 8 * 4 * device.warp_size
-    blocks = across(call.n, entries // 16) if call.turned else along(call.m, entries)
-    return (("block_sizes", blocks), ("num_warps", 4)), ()
 
 
 def wide_columns_default(call: LargeCall, device: Device) -> tuple[Items, Items]:

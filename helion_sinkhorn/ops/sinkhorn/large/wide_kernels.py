@@ -11,7 +11,7 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.large.adjoint import inverse, of_first, of_segment, upstream_part
+from helion_sinkhorn.ops.sinkhorn.large.adjoint import inverse, of_first
 from helion_sinkhorn.ops.sinkhorn.large.kernels import above_base, exp, finite, whole
 
 
@@ -144,28 +144,21 @@ def sinkhorn_large_wide_columns(
 
 def sinkhorn_large_wide_gradient(
     x: torch.Tensor,
-    dy: torch.Tensor,
+    d: torch.Tensor,
     scale: torch.Tensor,
     log_r: torch.Tensor,
     df: torch.Tensor,
-    rest: torch.Tensor,
     first: torch.Tensor,
     first_f: torch.Tensor,
-    bases: torch.Tensor,
-    base_f: torch.Tensor,
-    base_g: torch.Tensor,
-    left: torch.Tensor,
-    right: torch.Tensor,
     row: torch.Tensor,
     dx: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """Write what sinkhorn_large_gradient computes; the rows are read three times, twice for their sums."""
-    n, m, segments, terms, linear = facts
+    """Write what sinkhorn_large_gradient computes; d is read three times, twice for its sums."""
+    n, m, linear = facts
     batch = x.size(0)
-    hl.specialize((x.stride(), dy.stride(), log_r.stride(), df.stride(), rest.stride(), first.stride()))
-    hl.specialize((first_f.stride(), bases.stride(), base_f.stride(), base_g.stride(), left.stride()))
-    hl.specialize((right.stride(), row.stride(), dx.stride()))
+    hl.specialize((x.stride(), d.stride(), log_r.stride(), df.stride()))
+    hl.specialize((first.stride(), first_f.stride(), row.stride(), dx.stride()))
     width = hl.register_block_size(m)
     for i, t in hl.tile([batch, n], block_size=[1, None]):
         s = hl.load(scale, [0])
@@ -174,25 +167,12 @@ def sinkhorn_large_wide_gradient(
         for look in hl.static_range(3):
             found = hl.zeros([i, t, width], dtype=torch.float32)
             for j in hl.tile(m, block_size=width):
-                logits = x[i, t, j]
-                z = above_base(logits, s, bases[i, 0, t])
-                f, g = base_f[i, 0, t], base_g[i, 0, j]
-                inside = upstream_part(f, g, rest[i, j], dy[i, t, j].to(torch.float32), linear)
-                for term in hl.static_range(terms):
-                    inside = inside - left[i, 0, term, t].unsqueeze(2) * right[i, 0, term, j].unsqueeze(1)
-                d = of_segment(z, f, g, linear, 1) * inside
-                for k in hl.grid(1, segments):
-                    total = hl.zeros([i, t, width], dtype=torch.float32)
-                    for term in hl.static_range(terms):
-                        total = total + left[i, k, term, t].unsqueeze(2) * right[i, k, term, j].unsqueeze(1)
-                    now = z if linear else above_base(logits, s, bases[i, k, t])
-                    d = d - of_segment(now, base_f[i, k, t], base_g[i, k, j], linear, 1) * total
-                began = z if linear else above_base(logits, s, first[i, t])
-                d = d - of_first(began, first_f[i, t], linear, 1) * taken.unsqueeze(2)
+                z = above_base(x[i, t, j], s, first[i, t])
+                left = d[i, t, j] - of_first(z, first_f[i, t], linear, 1) * taken.unsqueeze(2)
                 if look < 2:
-                    found = found + torch.where((j.index < m)[None, None, :], d, 0.0)
+                    found = found + torch.where((j.index < m)[None, None, :], left, 0.0)
                 else:
-                    dx[i, t, j] = (d * s).to(dx.dtype)
+                    dx[i, t, j] = (left * s).to(dx.dtype)
             if look < 2:
                 taken = taken + (found.sum(2) + own) * inv_r
         row[i, t] = taken
