@@ -58,6 +58,8 @@ class Steps:
     made of them."""
     last_look: bool = True
     """Whether the first rows' step takes the sums of the gradient itself; with eps it has no others."""
+    rescaled: bool = True
+    """Whether u and v of a rectangle stay in range; with eps alone."""
     eps_back: float = 1.0
     """The factor of what eps leaves of sums in the backward."""
     kept: Callable[[int], bool] = lambda t: True
@@ -143,12 +145,13 @@ class Steps:
         e = self.exp(x - self.top(x).unsqueeze(-1))
         z = e / self.rows(e).unsqueeze(-1)
         a = z + eps
+        rho = a.size(-2) / a.size(-1) if self.rescaled else 1.0
         us = [torch.ones_like(a[..., 0])]
         vs = [self.stored((self.over_columns(a, self.parts, 0) + eps).reciprocal())]
         for t in range(1, n_iters):
-            us.append((self.rows(a * vs[-1].unsqueeze(-2)) + eps / us[-1]).reciprocal())
+            us.append(((self.rows(a * vs[-1].unsqueeze(-2)) + eps / us[-1]) * rho).reciprocal())
             sums = self.over_columns(a * us[-1].unsqueeze(-1), self.parts, t)
-            vs.append(self.stored((sums + eps / vs[-1]).reciprocal()))
+            vs.append(self.stored((sums + eps / rho / vs[-1]).reciprocal()))
         p = a * us[-1].unsqueeze(-1) * vs[-1].unsqueeze(-2)
         s = torch.zeros_like(vs[0])
         if self.first_looks:
@@ -163,10 +166,10 @@ class Steps:
             if not k or self.kept(k):
                 da = da - u.unsqueeze(-1) * (v * s).unsqueeze(-2)
             if k or self.first_looks < 2:
-                left = self.eps_back * eps * s * v / vs[t - 1]
+                left = self.eps_back * eps / rho * s * v / vs[t - 1]
             else:
                 left = self.over_columns(p * (dy - s.unsqueeze(-2)), self.parts_back, n_iters)
-            q = u * r
+            q = rho * u * r
             if self.kept(k):
                 da = da - q.unsqueeze(-1) * earlier.unsqueeze(-2)
             s = left - earlier * self.over_columns(a * q.unsqueeze(-1), self.parts_back, t)

@@ -56,6 +56,11 @@ def shows_eps(w: LargeWorkload) -> bool:
     return w.eps > 0 and is_float32(w)
 
 
+def grows(w: LargeWorkload) -> bool:
+    """u and v would leave the range of float32."""
+    return has_eps(w) and (max(w.n, w.m) / min(w.n, w.m)) ** (w.n_iters - 1) > 2.0**128
+
+
 def is_wide(w: LargeWorkload) -> bool:
     return w.wide
 
@@ -147,6 +152,7 @@ WRONG = [
     Wrong("the last tile of a long line left out", exactly(rows=without_last_tile), RESULTS, is_wide),
     Wrong("a column that loses in every row relative to nothing", Steps(most=lambda x: 0.0 * x[..., 0, :]),
           RESULTS, lambda w: w.logits == "column_below"),
+    Wrong("u and v of a rectangle left to grow", Steps(rescaled=False), RESULTS, grows),
     Wrong("eps left out", specification(eps=0.0), RESULTS, shows_eps),
     Wrong("no sums of rows in the gradient of the softmax", exactly(last_look=False), GRADIENTS, has_eps),
     Wrong("one look at the first sums", exactly(first_looks=1), GRADIENTS, ROWS,
