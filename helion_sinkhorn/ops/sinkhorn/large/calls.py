@@ -13,6 +13,7 @@ from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks
 from helion_sinkhorn.ops.sinkhorn.large.sides import SHORTEST, kept_entries
 from helion_sinkhorn.ops.sinkhorn.large.space import (
     LargeCall,
+    apart_default,
     columns_default,
     columns_space,
     of_logs_default,
@@ -102,8 +103,8 @@ KERNELS = {
         ("sinkhorn_large_sums", "adjoint", rows_default, default_only(rows_default), rows_facts, 0),
         ("sinkhorn_large_turn", "adjoint", rows_default, default_only(rows_default), rows_facts, 0),
         ("sinkhorn_large_back", "adjoint", rows_default, rows_space, rows_facts, 0),
-        ("sinkhorn_large_apart_step", "apart_kernels", rows_default, rows_space, rows_facts, 0),
-        ("sinkhorn_large_apart_back", "apart_kernels", rows_default, rows_space, rows_facts, 0),
+        ("sinkhorn_large_apart_step", "apart_kernels", apart_default, rows_space, rows_facts, 0),
+        ("sinkhorn_large_apart_back", "apart_kernels", apart_default, rows_space, rows_facts, 0),
         ("sinkhorn_large_gather", "adjoint", columns_default, columns_space, columns_facts, 0),
         ("sinkhorn_large_terms", "adjoint", terms_default, terms_space, sizes, 0),
         ("sinkhorn_large_gradient", "adjoint", whole_default, whole_space, sizes, 0),
