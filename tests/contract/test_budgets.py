@@ -7,6 +7,8 @@ import itertools
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="the bodies import Triton")
 
@@ -93,19 +95,25 @@ def of_each(**options):
     return [dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())]
 
 
+EACH_N = [(n, dtype) for n in range(1, 17) for dtype in dict.fromkeys((torch.float32, FLOATS[n % 3]))]
 ON_CPU = {
-    "hc_pre": [{"n": n, "c": 40, "tokens": 7, "dtype": FLOATS[n % 3]} for n in range(1, 17)],
+    "hc_pre": [
+        *({"n": n, "c": 40, "tokens": 7, "dtype": dtype} for n, dtype in EACH_N),
+        *of_each(c=[33], tokens=[5], dtype=FLOATS, coefficients=COEFFICIENTS),
+    ],
     "hc_post": [
         {
-            "n": n, "c": 24, "tokens": 3, "dtype": FLOATS[n % 3], "comb_order": ("io", "oi")[n % 2],
-            "has_bias": n % 2 == 0,
+            "n": n, "c": 24, "tokens": 3, "dtype": dtype, "comb_order": ("io", "oi")[n % 2],
+            "has_bias": n % 2 == 0, "coefficients": COEFFICIENTS[n % 4], "f_dtype": COEFFICIENTS[n // 4 % 4],
         }
-        for n in range(1, 17)
+        for n, dtype in EACH_N
     ],
     # dfn is summed in shares, some of which may be empty; of more than 32 rows dx is shared out too
-    "hc_mixes": of_each(
-        n=[1], c=[20], m=[24, 80], tokens=[1, 63, 64, 65, 256, 257, 300], dtype=[torch.float32]
-    ),
+    "hc_mixes": [
+        *of_each(n=[1], c=[20], m=[24, 80], tokens=[1, 63, 64, 65, 256, 257, 300], dtype=[torch.float32]),
+        *of_each(n=range(1, 17), c=[7], tokens=[6], dtype=[torch.float32]),
+    ],
+    "hc_split_sinkhorn": of_each(n=range(2, 17), tokens=[6], n_iters=[6]),
     "sinkhorn_balance": of_each(
         n=[2, 3, 31, 64, 130], batch=[2], tokens=[37], dtype=FLOATS, values=["normal"]
     ),
@@ -176,6 +184,13 @@ ON_GPU = {
 }  # fmt: skip
 
 
+def asked(name, **options):
+    """A workload of an operator with these fields."""
+    return OPERATORS[name].workload(
+        **{"name": "asked", "batch": 1, "tags": frozenset(), "source": "a test", **options}
+    )
+
+
 def spelled(options):
     return " ".join(f"{name}={value}" for name, value in options.items())
 
@@ -190,11 +205,41 @@ def spelled(options):
     ],
 )
 def test_kernels_take_any_size(name, options, device):
-    asked = {"name": "asked", "batch": 1, "tags": frozenset(), "source": "a test"}
-    for of, truth, found in computed(OPERATORS[name].workload(**asked | options), device, {}):
+    """And on CPU tensors so does the path of a CPU."""
+    for choices in ({}, None) if device == "cpu" else ({},):
+        for of, truth, found in computed(asked(name, **options), device, choices):
+            assert truth.worst(found) <= 1, of
+            assert found.dtype == truth.dtype, of
+            # at a size of another operator errors are too few for their means
+            assert name != "sinkhorn_balance" or truth.judge(found).reasons == [], of
+
+
+SIZES, FEW = st.integers(1, 40), st.integers(1, 3)
+STREAMS = {"n": st.integers(1, 16), "c": SIZES, "batch": FEW, "tokens": SIZES}
+DRAWN = {
+    "hc_pre": {**STREAMS, **dict.fromkeys(("dtype", "coefficients"), st.sampled_from(COEFFICIENTS))},
+    "hc_post": {
+        **STREAMS, **dict.fromkeys(("dtype", "coefficients", "f_dtype"), st.sampled_from(COEFFICIENTS)),
+        "has_bias": st.booleans(), "comb_order": st.sampled_from(("io", "oi")),
+    },
+    "hc_mixes": {
+        **STREAMS, "m": SIZES, "dtype": st.sampled_from(FLOATS), "spread": st.sampled_from((1e-3, 1.0, 30.0)),
+        "norm_eps": st.sampled_from((1e-20, 1e-6, 0.1)), "eps_outside": st.booleans(),
+    },
+    "dot_compress": {
+        "batch": FEW, "m": SIZES, "d": st.integers(1, 20), "k": st.integers(1, 20),
+        "dtype": st.sampled_from(FLOATS), "has_z": st.booleans(), "precise": st.booleans(),
+    },
+}  # fmt: skip
+"""Fields of workloads."""
+
+
+@pytest.mark.parametrize("name", DRAWN)
+@given(st.data())
+def test_any_call_by_the_path_of_a_cpu(name, data):
+    for of, truth, found in computed(asked(name, **data.draw(st.fixed_dictionaries(DRAWN[name])))):
         assert truth.worst(found) <= 1, of
-        # at a size of another operator errors are too few for their means
-        assert name != "sinkhorn_balance" or truth.judge(found).reasons == [], of
+        assert found.dtype == truth.dtype, of
 
 
 def distinct(choices):

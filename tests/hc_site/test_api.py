@@ -57,15 +57,6 @@ def test_value_and_gradients_against_float64(row):
     assert max(shares.values()) <= 1, shares
 
 
-def test_float64_is_the_specification():
-    inputs, upstream = site_inputs(3, n=3, c=5, dtype=torch.float64)
-    found = site_results(inputs, upstream)
-    expected = site_results(inputs, upstream, f=reference.hc_site)
-    assert {t.dtype for t in found.values()} == {torch.float64}
-    for name, t in expected.items():
-        torch.testing.assert_close(found[name], t, rtol=1e-11, atol=1e-12)
-
-
 def test_it_is_its_three_operators():
     (x, fn, scale, base), _ = site_inputs(5, dtype=torch.bfloat16)
     weight = 1 + randn(48, seed=9, scale=0.2)
@@ -146,35 +137,6 @@ def test_any_call_has_its_shapes_and_agrees_with_float64(n, c, lead, dtype, seed
         size = b.abs().max().item() if b.numel() else 0.0
         unit = 4 * torch.finfo(a.dtype).eps if name in ("y", "dx") else 2e-5
         torch.testing.assert_close(a.double(), b, rtol=0, atol=max(unit, 2e-5) * size + 1e-30)
-
-
-X, FN, SCALE, BASE = torch.zeros(2, 4, 8), torch.zeros(24, 32), torch.zeros(3), torch.zeros(24)
-CALL = X, FN, SCALE, BASE
-REFUSED = {
-    "merged streams": ((X.flatten(), *CALL[1:]), {}, ValueError, r"x has shape \(64,\); pass \(..., n, C\)"),
-    "seventeen streams": ((torch.zeros(17, 8), *CALL[1:]), {}, ValueError, "n streams, 1 to 16"),
-    "no entries": ((X[..., :0], *CALL[1:]), {}, ValueError, r"x has shape \(2, 4, 0\)"),
-    "fn of a head": ((X, FN[:4], SCALE, BASE), {}, ValueError,
-        r"fn has shape \(4, 32\); for x of shape \(2, 4, 8\) pass \(24, 32\)"),
-    "fn of other columns": ((X, FN[:, :16], SCALE, BASE), {}, ValueError,
-        r"fn has shape \(24, 16\); for x of shape \(2, 4, 8\) pass \(24, 32\)"),
-    "scale of two": ((X, FN, SCALE[:2], BASE), {}, ValueError, r"scale has shape \(2,\)"),
-    "base of a head": ((X, FN, SCALE, BASE[:4]), {}, ValueError, r"base has shape \(4,\)"),
-    "a norm weight of a stream": (CALL, {"norm_weight": torch.ones(8)}, ValueError,
-        r"norm_weight has shape \(8,\)"),
-    "no iteration": (CALL, {"sinkhorn_iters": -1}, ValueError, "sinkhorn_iters is -1"),
-    "a negative eps": (CALL, {"eps": -1.0}, ValueError, "eps is -1.0"),
-    "norm_eps 0": (CALL, {"norm_eps": 0.0}, ValueError, "norm_eps is 0.0"),
-    "another order": (CALL, {"comb_order": "ab"}, ValueError, "comb_order is 'ab'"),
-    "another precision": (CALL, {"precision": "bf16"}, ValueError, "precision is 'bf16'"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_what_to_do(case):
-    arguments, options, kind, said = REFUSED[case]
-    with pytest.raises(kind, match=said):
-        hc_site(*arguments, **options)
 
 
 BEYOND = {

@@ -35,16 +35,6 @@ def exact(*tensors, f=reference.hc_split_sinkhorn, **options) -> dict[str, torch
     return results(*wide, f=f, **options)
 
 
-def by_row(row, f):
-    """A function of the mixes that a row makes, partial sums among them."""
-
-    def call(mixes, scale, base):
-        given, options = row.given(mixes)
-        return f(given, scale, base, **options)
-
-    return call
-
-
 def inputs(*lead, n=4, dtype=torch.float32, seed=0, spread=1.0):
     """(mixes, scale, base, dpre, dpost, dcomb), float32 but for the mixes; float64 if these are."""
     columns = n * n + 2 * n
@@ -76,13 +66,6 @@ def assert_close(found, truth, value=VALUE, gradient=GRADIENT) -> None:
         assert not over.any(), f"{name}: {(y.double() - t).abs().max():.3g} beyond {limit}"
 
 
-@pytest.mark.parametrize("row", CI, ids=lambda row: row.name)
-def test_value_and_gradients_against_float64(row):
-    tensors = row.make_inputs()
-    truth = exact(*tensors, f=by_row(row, reference.hc_split_sinkhorn))
-    assert_close(results(*tensors, f=by_row(row, hc_split_sinkhorn)), truth)
-
-
 @pytest.mark.parametrize("name", ["hc_saturated", "hc_checkpoint", "hc_peaked"])
 def test_each_gradient_of_a_gate_is_right_by_itself(name):
     """Neither 1 - sigmoid(a) nor autograd of sigmoid in float64 leaves anything of it at a = 40."""
@@ -98,25 +81,6 @@ def test_each_gradient_of_a_gate_is_right_by_itself(name):
     kept = truth.abs() > 1e-36
     assert kept.float().mean() > 0.9
     torch.testing.assert_close(found.double()[kept], truth[kept], rtol=1e-5, atol=0.0)
-
-
-def test_float64_is_the_specification():
-    for n, iters in ((1, 3), (4, 20), (5, 1), (16, 4)):
-        tensors = inputs(7, n=n, dtype=torch.float64)
-        options = {"hc_mult": n, "sinkhorn_iters": iters}
-        found = results(*tensors, **options)
-        assert {t.dtype for t in found.values()} == {torch.float64}
-        assert_close(found, exact(*tensors, **options), 1e-12, 1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_output_first_is_the_transpose(dtype):
-    mixes, scale, base, dpre, dpost, dcomb = inputs(3, 11, dtype=dtype)
-    io = results(mixes, scale, base, dpre, dpost, dcomb)
-    oi = results(mixes, scale, base, dpre, dpost, dcomb.mT, comb_order="oi")
-    assert (io["comb"] - io["comb"].mT).abs().amax(dim=(-2, -1)).min() > 0.05
-    assert torch.equal(io["comb"].mT, oi["comb"])
-    assert_equal([oi[name] for name in NAMES if name != "comb"], [io[k] for k in NAMES if k != "comb"])
 
 
 def test_sums_over_the_first_index_are_one():
@@ -166,14 +130,6 @@ def test_out_dtype_rounds_once(of_mixes, out_dtype):
     assert_close(found, exact(mixes, scale, base, *upstream))
 
 
-def test_parameters_of_different_dtypes():
-    mixes, scale, base, *upstream = inputs(40, dtype=torch.bfloat16)
-    tensors = mixes, scale.half(), base.bfloat16(), *upstream
-    found = results(*tensors)
-    assert [found[name].dtype for name in NAMES[3:]] == [torch.bfloat16, torch.float16, torch.bfloat16]
-    assert_close(found, exact(*tensors))
-
-
 def test_constants():
     tensors = inputs(40)
     for eps in (1e-6, 1e-2):
@@ -209,15 +165,12 @@ OK = MIX, SCALE, BASE
 COUNT = "pass an int from 1 to"
 STEPS = "pass an int from 0 to"
 NUMBER = "pass a finite float"
-EPS = "pass 0 or a float from 1e-12 to 1"
 REFUSED = {
-    "hc_mult is a float": (OK, {"hc_mult": 4.0}, TypeError, f"hc_mult is 4.0; {COUNT} 16"),
     "hc_mult is a bool": (OK, {"hc_mult": True}, TypeError, f"hc_mult is True; {COUNT} 16"),
     "hc_mult is 0": (OK, {"hc_mult": 0}, ValueError, f"hc_mult is 0; {COUNT} 16"),
     "hc_mult is 17": (OK, {"hc_mult": 17}, ValueError, f"hc_mult is 17; {COUNT} 16"),
     "iterations are a float": (OK, {"sinkhorn_iters": 2.0}, TypeError,
         f"sinkhorn_iters is 2.0; {STEPS} 1048576"),
-    "iterations are a bool": (OK, {"sinkhorn_iters": True}, TypeError, "sinkhorn_iters is True; pass an int"),
     "fewer than none": (OK, {"sinkhorn_iters": -1}, ValueError, f"sinkhorn_iters is -1; {STEPS}"),
     "another form": (OK, {"form": "exp"}, ValueError, "form is 'exp'; use one of 'deepseek', 'log'"),
     "the log form on a CPU": (OK, {"form": "log", "implementation": "helion"}, NotImplementedError,
@@ -234,19 +187,11 @@ REFUSED = {
         r"scale has shape \(\); .* pass \(3,\)"),
     "base of two dimensions": ((MIX, SCALE, MIX), {}, ValueError,
                                r"base has shape \(2, 24\); for hc_mult=4 pass \(24,\)"),
-    "eps is a string": (OK, {"eps": "1e-6"}, TypeError, f"eps is '1e-6'; {EPS}"),
-    "eps is a bool": (OK, {"eps": False}, TypeError, f"eps is False; {EPS}"),
-    "eps is negative": (OK, {"eps": -1e-6}, ValueError, f"eps is -1e-06; {EPS}"),
-    "eps is tiny": (OK, {"eps": 1e-13}, ValueError, f"eps is 1e-13; {EPS}"),
-    "eps is infinite": (OK, {"eps": math.inf}, ValueError, f"eps is inf; {EPS}"),
-    "eps is nan": (OK, {"eps": math.nan}, ValueError, f"eps is nan; {EPS}"),
-    "eps beyond floats": (OK, {"eps": 10**400}, ValueError, "eps is beyond the range of a float"),
+    # other numbers are refused by what `sinkhorn` refuses them by
+    "eps is negative": (OK, {"eps": -1e-6}, ValueError, "eps is -1e-06; pass 0 or a float from 1e-12 to 1"),
     "post_mult is None": (OK, {"post_mult": None}, TypeError, f"post_mult is None; {NUMBER}"),
     "post_mult is infinite": (OK, {"post_mult": math.inf}, ValueError, f"post_mult is inf; {NUMBER}"),
-    "pre_eps is a tensor": (OK, {"pre_eps": torch.tensor(1.0)}, TypeError,
-                            rf"pre_eps is tensor\(1.\); {NUMBER}"),
     "pre_eps is nan": (OK, {"pre_eps": math.nan}, ValueError, f"pre_eps is nan; {NUMBER}"),
-    "post_eps is None": (OK, {"post_eps": None}, TypeError, f"post_eps is None; {NUMBER}"),
     "post_eps is infinite": (OK, {"post_eps": -math.inf}, ValueError, f"post_eps is -inf; {NUMBER}"),
     "another order": (OK, {"comb_order": "IO"}, ValueError, "comb_order is 'IO'; use one of 'io', 'oi'"),
     "out_dtype is int": (OK, {"out_dtype": torch.int32}, TypeError,
@@ -265,35 +210,6 @@ def test_refused_with_what_to_do(case):
 def test_more_iterations_than_the_kernels_take():
     tensors = inputs(5)
     assert_close(results(*tensors, sinkhorn_iters=100), exact(*tensors, sinkhorn_iters=100))
-
-
-def written_out(mixes, scale, base, hc_mult=4, sinkhorn_iters=20, form="log", comb_order="io"):
-    """Gates, and comb in the log form or its logits, as they are written."""
-    n = hc_mult
-    a = mixes * torch.cat([scale[k].expand(size) for k, size in enumerate((n, n, n * n))]) + base
-    comb = a[..., 2 * n :].unflatten(-1, (n, n))
-    for _ in range(sinkhorn_iters):
-        comb = comb.log_softmax(-1).log_softmax(-2)
-    comb = comb.exp() if sinkhorn_iters else comb
-    return (
-        a[..., :n].sigmoid() + 1e-6,
-        2 * a[..., n : 2 * n].sigmoid(),
-        comb if comb_order == "io" else comb.mT,
-    )
-
-
-@pytest.mark.parametrize("spread", [1.0, 8.0])
-@pytest.mark.parametrize("iters", [0, 1, 20])
-@pytest.mark.parametrize("n", [1, 4, 5])
-def test_the_log_form_and_the_logits_of_comb(n, iters, spread):
-    tensors = inputs(3, 7, n=n, spread=spread)
-    options = {"hc_mult": n, "sinkhorn_iters": iters, "form": "log", "comb_order": "oi"}
-    found = results(*tensors, **options)
-    truth = exact(*tensors, f=written_out, **options)
-    for name in NAMES:
-        torch.testing.assert_close(found[name].double(), truth[name], rtol=2e-5, atol=2e-6 * spread)
-    if iters == 0:
-        assert_equal(list(found.values()), list(results(*tensors, **options | {"form": "deepseek"}).values()))
 
 
 def test_partial_sums_are_for_the_form_that_has_kernels():

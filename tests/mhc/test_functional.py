@@ -194,7 +194,6 @@ REFUSED = {
     "n is a float": (lambda: hc_expand(X, 2.0), TypeError, "n is 2.0; pass an int of at least 1"),
     "n is a bool": (lambda: hc_expand(X, True), TypeError, "n is True; pass an int"),
     "n is 0": (lambda: hc_expand(X, 0), ValueError, "n is 0; pass an int of at least 1"),
-    "streams of one dimension": (head(X[0, 0]), ValueError, r"x has shape \(3,\); pass \(\.\.\., n, C\)"),
     "fn of another n": (head(fn=FN[:3]), ValueError,
                         r"fn has shape \(3, 12\); for x of shape \(2, 4, 3\) pass \(4, 12\)"),
     "scale of three": (head(scale=torch.ones(3)), ValueError, r"scale has shape \(3,\); .* \(1,\)"),
@@ -202,15 +201,11 @@ REFUSED = {
     "eps is a string": (head(eps="1"), TypeError, "eps is '1'; pass a finite float"),
     "eps is nan": (head(eps=math.nan), ValueError, "eps is nan; pass a finite"),
     "another precision": (head(precision="fp32"), ValueError, "precision is 'fp32'"),
-    "coefficients of merged streams": (lambda: hc_coeffs(X[0, 0], FN, SCALE, BASE), ValueError,
-                                       r"x has shape \(3,\); pass \(\.\.\., n, C\)"),
-    "coefficients of another n": (lambda: hc_coeffs(X, FN, torch.ones(3), BASE), ValueError,
-                                 r"fn has shape \(4, 12\); for x of shape \(2, 4, 3\) pass \(24, 12\)"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("function", [hc_head, hc_coeffs])
-@pytest.mark.parametrize("shape", [(2, 17, 3), (2, 0, 3), (2, 4, 0)], ids=str)
+@pytest.mark.parametrize("function", [hc_head, hc_coeffs, hc_site])
+@pytest.mark.parametrize("shape", [(2, 17, 3), (2, 0, 3), (2, 4, 0), (3,)], ids=str)
 def test_streams_are_refused_before_they_are_projected(function, shape, monkeypatch):
     for module in (functional, crossing):
         monkeypatch.delattr(module, "projected")
@@ -266,7 +261,10 @@ class Ran(torch.utils._python_dispatch.TorchDispatchMode):
             {"fn": torch.ones(24, 12)},
             r"x has shape \(2, 5, 4, 12\), .*; or, .* not, fn of shape \(24, 48\) and not \(24, 12\)",
         ),
-        ({"fn": torch.ones(20, 48)}, r"fn has shape \(20, 48\)"),
+        (
+            {"fn": torch.ones(20, 48)},
+            r"fn has shape \(20, 48\); for x of shape \(2, 5, 4, 12\) pass \(24, 48\)",
+        ),
         ({"scale": torch.ones(2)}, "scale has shape"),
         ({"base": torch.ones(5)}, "base has shape"),
         ({"norm_weight": torch.ones(12)}, "norm_weight has shape"),
@@ -276,10 +274,12 @@ class Ran(torch.utils._python_dispatch.TorchDispatchMode):
         ({"sinkhorn_iters": 0, "norm_eps": 0.0}, "norm_eps is 0"),
         ({"eps": math.nan}, "eps is nan"),
         ({"comb_order": "x"}, "comb_order is 'x'"),
+        ({"precision": "bf16"}, "precision is 'bf16'"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )
-def test_coefficients_refuse_what_is_wrong_before_they_compute(changed, said):
+@pytest.mark.parametrize("function", [hc_coeffs, hc_site])
+def test_what_is_wrong_is_refused_before_anything_is_computed(function, changed, said):
     x, fn, scale, base = coefficient_inputs(2, 5)[0]
     with pytest.raises(ValueError, match=said), Ran():
-        hc_coeffs(**{"x": x, "fn": fn, "scale": scale, "base": base, **changed})
+        function(**{"x": x, "fn": fn, "scale": scale, "base": base, **changed})
