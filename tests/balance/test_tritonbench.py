@@ -7,8 +7,6 @@ import torch
 from planted import statuses
 
 from helion_sinkhorn import sinkhorn_balance
-from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
-from helion_sinkhorn.lab.workloads import tagged
 from tritonbench_ops.sinkhorn_balance import cases as parts
 
 SMALL = ["--op", "sinkhorn_balance", "--device", "cpu", "--warmup", "1", "--rep", "1", "--only"]
@@ -43,21 +41,6 @@ def test_right_backends_pass_and_planted_ones_fail():
     assert statuses(PLANTED, runs) == [0, 0, 1] + 4 * [1, 1, 1]
 
 
-def test_cases_are_the_bench_workloads():
-    rows = parts.cases(parts.parse([]), torch.bfloat16)
-    assert [(row.batch, row.n) for row in rows] == [(w.batch, w.n) for w in tagged("bench", BalanceWorkload)]
-    (row,) = parts.cases(parts.parse(["--rows", "3", "--columns", "5"]), torch.float16)
-    assert (row.batch, row.n, row.dtype, row.settings) == (3, 5, torch.float16, parts.OPTIONS)
-    assert [tuple(t.shape) for t in parts.inputs(row, "cpu")] == [(1, 3, 5)]
-
-
-@pytest.mark.parametrize("flags", [["--rows", "0"], ["--unknown", "1"], ["--col", "3"]])
-def test_wrong_flags_end_the_run(flags, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        parts.parse(flags)
-    assert "--op sinkhorn_balance" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_entry_is_tested(dtype):
     (case,) = parts.cases(parts.parse(SHAPE), dtype)
@@ -71,7 +54,3 @@ def test_every_entry_is_tested(dtype):
 def test_bytes_moved():
     (case,) = parts.cases(parts.parse(["--rows", "8", "--columns", "4"]), torch.bfloat16)
     assert parts.bytes_moved(case) == (7 + 1) * 8 * 4 * 2
-
-
-def test_names_survive_the_writers():
-    assert all(name.isidentifier() for name in parts.BACKENDS)

@@ -37,6 +37,8 @@ for arguments in json.loads(sys.argv[1]):
         found.append(0)
     except SystemExit as end:
         found.append(1 if end.code else 0)
+    except Exception as error:
+        found.append(str(error))
 print(json.dumps(found))
 """
 
@@ -47,9 +49,9 @@ def under(tree: Path, *words: object, **environment: str) -> subprocess.Complete
     return python(*words, env={**os.environ, "PYTHONPATH": path, **environment}, cwd=tree)
 
 
-def outputs(planting: str, runs: list[list[str]]) -> list[str]:
+def outputs(planting: str, runs: list[list[str]], tree: Path = STUB) -> list[str]:
     """What command lines print, and last their exit statuses: one process for all, after code that plants."""
-    done = under(STUB, "-c", BEFORE + planting + AFTER, json.dumps(runs))
+    done = under(tree, "-c", BEFORE + planting + AFTER, json.dumps(runs))
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout.splitlines()
 
@@ -77,6 +79,6 @@ def assert_failing(
     assert [row for row, status in zip(asked, found, strict=True) if row[1] != status] == []
 
 
-def statuses(planting: str, runs: list[list[str]]) -> list[int]:
-    """Exit statuses of command lines, after code that adds to `parts.BACKENDS`."""
-    return json.loads(outputs(planting, runs)[-1])
+def statuses(planting: str, runs: list[list[str]], tree: Path = STUB) -> list[int | str]:
+    """Exit statuses of command lines, or what they raise, after code that adds to `parts.BACKENDS`."""
+    return json.loads(outputs(planting, runs, tree)[-1])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from planted import MODES, WITH_GRADIENTS, assert_failing, each_pass, statuses
 
+from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
@@ -16,6 +17,7 @@ from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.lab.split.workloads import HcWorkload
 from helion_sinkhorn.lab.workloads import tagged
+from helion_sinkhorn.ops.balance.options import BalanceOptions
 from helion_sinkhorn.ops.mhc.post import eager as post_eager
 from helion_sinkhorn.ops.mhc.pre import eager as pre_eager
 from helion_sinkhorn.runtime.updates import Update
@@ -49,6 +51,10 @@ CASES = {
         AttentionWorkload, "--batch 3 --dv 8 --gates=", {"sequences": 3, "steps": 2048, "dv": 8, "gates": ""},
         None,
     ),
+    "sinkhorn_balance": (
+        BalanceWorkload, "--rows 3 --columns 5", {"batch": 3, "n": 5, "settings": BalanceOptions()},
+        [(1, 3, 5)],
+    ),
 }  # fmt: skip
 """The workload, flags, what a case of them has, and the shapes of its inputs."""
 SIZES = "batch", "n", "c", "m", "d", "k", "steps", "heads", "dk", "dv"
@@ -71,10 +77,11 @@ def test_cases_are_the_bench_workloads(name):
     assert all(backend.isidentifier() for backend in parts.BACKENDS), "the writers of tables split names"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, "sinkhorn"])
 def test_wrong_flags_end_the_run(name, capsys):
     size, short = {
         "dot_compress": ("--m", "--with"), "recurrent_linear_attention": ("--steps", "--ste"),
+        "sinkhorn_balance": ("--rows", "--col"), "sinkhorn": ("--n", "--ite"),
     }.get(name, ("--tokens", "--tok"))  # fmt: skip
     for flags in ([size, "0"], ["--unknown", "1"], [short, "3"]):
         with pytest.raises(SystemExit, match="2"):
