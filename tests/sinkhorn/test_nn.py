@@ -9,7 +9,7 @@ import torch
 from autograd_calls import assert_equal, randn, value_and_gradient
 from targets import INDUCTOR_BY_NIGHT
 
-from helion_sinkhorn import Implicit, nn, reference, sinkhorn
+from helion_sinkhorn import Implicit, nn, sinkhorn
 
 # Roundings on the longest path of 20 iterations of a 4x4 matrix and back: 2 * 20 half-steps of 4 products,
 # a reciprocal and a scaling each, once forwards and once backwards
@@ -78,11 +78,6 @@ def test_lanes_are_an_int(lanes):
         nn.SinkhornLaneMixer(lanes)
 
 
-def test_sinkhorn_raises_what_the_function_raises():
-    with pytest.raises(TypeError, match=r"torch\.int64"):
-        nn.Sinkhorn()(torch.ones(4, 4, dtype=torch.int64))
-
-
 @pytest.mark.parametrize(
     ("logits", "said"),
     [
@@ -142,15 +137,6 @@ def test_fused_mhc_clamps_masked_logits():
     assert p.isfinite().all()
     clamped = x < -1e5
     assert torch.equal(dx[clamped], torch.zeros_like(dx[clamped]))
-
-
-@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_fused_mhc_ignores_autocast(narrow, dtype):
-    x, dp = randn(8, 4, 4, dtype=dtype), randn(8, 4, 4, seed=1, dtype=dtype)
-    plain = value_and_gradient(nn.FusedMHC(), x, dp)
-    with torch.autocast("cpu", dtype=narrow):
-        assert_equal(value_and_gradient(nn.FusedMHC(), x, dp), plain)
 
 
 @pytest.mark.parametrize("device", ["meta"])
@@ -221,20 +207,6 @@ def test_lane_mixer_state_is_its_logits(mixer):
     # small random logits, as in the seed
     fresh = torch.cat([nn.SinkhornLaneMixer(16).mixing_logits.detach().flatten() for _ in range(8)])
     assert 0.015 < fresh.std() < 0.025
-
-
-def test_lane_mixer_trains_towards_a_permutation():
-    torch.manual_seed(0)
-    mixer, x = nn.SinkhornLaneMixer(4), randn(16, 4, 8)
-    wanted = x[:, [2, 0, 3, 1]]
-    optimizer = torch.optim.Adam(mixer.parameters(), lr=0.3)
-    for _ in range(60):
-        optimizer.zero_grad()
-        (mixer(x) - wanted).square().mean().backward()
-        optimizer.step()
-    p = reference.sinkhorn(mixer.mixing_logits.detach(), form="log")
-    assert torch.equal(p.argmax(-1), torch.tensor([2, 0, 3, 1]))
-    assert p.amax(-1).min() > 0.9
 
 
 class Model(torch.nn.Module):

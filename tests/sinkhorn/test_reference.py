@@ -43,23 +43,6 @@ def test_permutation_masks_give_the_permutation(n, first):
     assert (p - x.isfinite().double()).abs().max() < ROUNDING
 
 
-def iterate_a_scalar(n_iters, eps):
-    p = 1 + eps
-    p /= p + eps
-    for _ in range(2 * (n_iters - 1)):
-        p /= p + eps
-    return p
-
-
-@pytest.mark.parametrize("eps", [1e-6, 0.1])
-@pytest.mark.parametrize("n_iters", [1, 2, 20])
-@pytest.mark.parametrize("first", FIRSTS)
-def test_one_by_one_is_a_scalar_recurrence(first, n_iters, eps):
-    x = logits("randn_3", 1, 1)
-    p = reference.sinkhorn(x, n_iters, eps=eps, first=first)
-    assert relative(p, torch.full_like(p, iterate_a_scalar(n_iters, eps))) < ROUNDING
-
-
 def test_the_first_deepseek_iteration_written_out():
     x, eps = torch.tensor([[0.0, math.log(3.0)], [0.0, 0.0]], dtype=torch.float64), 0.25
     softmax = [[0.25, 0.75], [0.5, 0.5]]

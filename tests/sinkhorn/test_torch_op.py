@@ -7,20 +7,11 @@ import pickle
 
 import pytest
 import torch
-from autograd_calls import (
-    assert_equal,
-    dynamic_frames,
-    randn,
-    value_and_gradient,
-)
+from autograd_calls import assert_equal, dynamic_frames, randn, value_and_gradient
 from forked import python
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from helion_sinkhorn import nn, sinkhorn
-
-FORWARD = torch.ops.helion_sinkhorn.sinkhorn.default
-BACKWARD = torch.ops.helion_sinkhorn.sinkhorn_backward.default
 
 
 def test_other_batch_sizes_compile_twice_if_unmarked():
@@ -77,20 +68,6 @@ def test_an_eps_that_changes_is_compiled():
         return sinkhorn(x, 20, eps=eps)
 
     assert dynamic_frames(f, [(randn(2, 4, 16), eps) for eps in (0.5, 0.6, 0.01)]) == 3
-
-
-def test_functionalized_trace_holds_each_operator_once():
-    def gradient(x, dp):
-        return torch.autograd.grad(sinkhorn(x), x, dp)
-
-    x, dp = randn(3, 4, 4).requires_grad_(), randn(3, 4, 4, seed=1)
-    graph = make_fx(torch.func.functionalize(lambda x, dp: sinkhorn(x.clone().mul_(2))))(x.detach(), dp)
-    assert [node.target for node in graph.graph.nodes].count(FORWARD) == 1
-    assert torch.equal(graph(x.detach(), dp), sinkhorn(x.detach() * 2))
-    graph = make_fx(gradient)(x, dp)
-    targets = [node.target for node in graph.graph.nodes]
-    assert (targets.count(FORWARD), targets.count(BACKWARD)) == (1, 1)
-    assert_equal(graph(x, dp), gradient(x, dp))
 
 
 FIRST_USE = """
