@@ -23,6 +23,7 @@ from balance_steps import (
 
 from helion_sinkhorn.lab.rounding import half_ulp
 from helion_sinkhorn.ops.balance.options import BalanceOptions
+from helion_sinkhorn.ops.balance.passes import Average
 from helion_sinkhorn.optim import BUFFER, SinkGD, SinkhornBalanced
 
 SHAPES = (30, 8), (30, 8), (12, 20), (2, 9, 5)
@@ -48,32 +49,14 @@ def train(optimizer, params, steps=3, first=0):
     return params
 
 
-def balanced(rows, steps, threshold, factor):
-    """Lists of rows, balanced number by number."""
-    norms = [math.sqrt(sum(x * x for x in row)) for row in rows]
-    least = threshold * sum(norms) / len(norms)
-    u = [row if norm > least else [0.0] * len(row) for row, norm in zip(rows, norms, strict=True)]
-    for k in range(steps):
-        lines = u if k % 2 == 0 else [*zip(*u, strict=True)]
-        lines = [[x / (math.sqrt(sum(y * y for y in line)) + 1e-20) for x in line] for line in lines]
-        u = lines if k % 2 == 0 else [list(row) for row in zip(*lines, strict=True)]
-    return [[factor * x for x in row] for row in u]
-
-
-def plain_loop(params, lr, momentum, nesterov, steps=3):
-    """SinkhornBalanced by loops over numbers."""
+def by_definition(params, lr, average, steps=3):
+    """The weights that SinkhornBalanced is to make, one after another."""
     found = []
     for k, p in enumerate(params):
-        w, average = p.detach().flatten(0, -3).clone() if p.dim() > 2 else p.detach().clone()[None], None
+        w, averages = p.detach(), torch.zeros_like(p)
         for step in range(steps):
-            g = gradient(k, step, p).view(w.shape)
-            average = (1 - momentum) * g if average is None else momentum * average + (1 - momentum) * g
-            u = momentum * average + (1 - momentum) * g if nesterov else average
-            for matrix, update in zip(w, u, strict=True):
-                matrix -= lr * torch.tensor(
-                    balanced(update.tolist(), 11, 1e-3, math.sqrt(update.size(1))), dtype=w.dtype
-                )
-        found.append(w.view(p.shape))
+            averages, w = defined(average, BalanceOptions(), lr, gradient(k, step, p), averages, w)
+        found.append(w)
     return found
 
 
@@ -81,7 +64,7 @@ def plain_loop(params, lr, momentum, nesterov, steps=3):
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.95, True), (0.8, False), (0.0, True)])
 def test_sinkhorn_balanced_is_the_algorithm(momentum, nesterov, foreach):
     params = weights()
-    expected = plain_loop(params, 0.1 * 0.18, momentum, nesterov)
+    expected = by_definition(params, 0.1 * 0.18, Average(momentum, nesterov))
     train(SinkhornBalanced(params, 0.1, momentum, nesterov=nesterov, foreach=foreach), params)
     for p, w in zip(params, expected, strict=True):
         torch.testing.assert_close(p.detach(), w, rtol=1e-12, atol=1e-13)

@@ -11,14 +11,13 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import mhc_equations as equations
 import pytest
 import server_modules
 import torch
+from autograd_calls import assert_equal
 from forked import python
-from mhc_equations import exactly
 
-from helion_sinkhorn import hc_boundary, hc_head, hc_post, hc_site
+from helion_sinkhorn import hc_boundary, hc_coeffs, hc_head, hc_post, hc_pre, hc_site
 from helion_sinkhorn.integrations import servers
 from helion_sinkhorn.integrations.servers import Taken, check_parameters
 
@@ -90,36 +89,6 @@ def drawn(tokens=TOKENS, dtype=torch.float32, seed=0):
         pre=draw(tokens, N).sigmoid(), fn=draw(ROWS, N * WIDTH) / 8, scale=draw(3), base=draw(ROWS),
         weight=draw(WIDTH, of=dtype), head_fn=draw(N, N * WIDTH) / 8, head_scale=draw(1), head_base=draw(N),
     )  # fmt: skip
-
-
-def normed(y, weight, at=exactly):
-    mean = at(y.square(), WIDTH).mean(-1, keepdim=True)
-    return at(weight * at(y * at((at(mean) + NORM_EPS).rsqrt())))
-
-
-def seam(d, update, weights, weight, at=exactly):
-    """(streams, pre, post, comb, u) of the equations, in the servers' order of constants."""
-    rms_eps, pre_eps, eps, post_mult, iters = CONSTANTS
-    x = equations.expand(d.x, d.residual, d.post[..., 0], d.comb, at) if update else d.residual
-    options = {"sinkhorn_iters": iters, "eps": eps, "norm_eps": rms_eps, "post_mult": post_mult}
-    pre, post, comb = equations.coefficients(x, d.fn, d.scale, d.base, at, **options)
-    pre = pre - eps + pre_eps
-    y = equations.collapse(x, pre if weights is None else weights, at)
-    return x, pre, post, comb, y if weight is None else normed(y, weight, at)
-
-
-def assert_equations(found, d, update, weights, with_norm):
-    """Within twice the largest error that float32 leaves; found are None or results, as `seam` has them."""
-    wide = SimpleNamespace(**{name: t.double() for name, t in vars(d).items()})
-    given = wide, update, None if weights is None else weights.double(), wide.weight if with_norm else None
-    truth = seam(*given)
-    samples = [seam(*given, at=equations.erring(seed)) for seed in range(equations.SAMPLES)]
-    for k, (y, t) in enumerate(zip(found, truth, strict=True)):
-        if y is None:
-            continue
-        limit = equations.MARGIN * max(float((s[k] - t).abs().max()) for s in samples)
-        assert y.shape == t.shape, k
-        assert float((y.double() - t).abs().max()) <= limit, k
 
 
 def norm_of(d, with_norm):
@@ -283,44 +252,45 @@ def test_vllm_makes_ours_of_its_classes(vllm):
     assert vllm.plugin.register("all") == vllm.names
 
 
+def assert_same(found, wanted):
+    """Bits and dtypes; where a server has (T, n, 1), the functions have (T, n)."""
+    for t, want in zip(found, wanted, strict=True):
+        assert_equal([t.view_as(want)], [want])
+
+
 @pytest.mark.parametrize("with_norm", [False, True])
-def test_vllm_computes_the_seam(vllm, with_norm):
-    d = drawn()
-    site = d.fn, d.scale, d.base, *CONSTANTS
-    norm = norm_of(d, with_norm)
-    post, comb, y = vllm.mhc.MHCPreOp()(**dict(zip(PRE, (d.residual, *site), strict=True)), **norm)
-    assert_equations((None, None, post[..., 0], comb, y), d, False, None, with_norm)
-    x, post, comb, y = vllm.mhc.MHCFusedPostPreOp()(d.x, d.residual, d.post, d.comb, *site, **norm)
-    assert_equations((x, None, post[..., 0], comb, y), d, True, None, with_norm)
-    delayed, update = vllm.mhc.MHCPreDelayedOp(), (d.x, d.post, d.comb)
-    norm = norm or {"norm_weight": None}
-    x, post, comb, y, pre = delayed(
-        d.residual, *site, pre_mix=d.pre, **norm,
-        **dict(zip(("sublayer_out", "post_layer_mix", "comb_res_mix"), update, strict=True)),
-    )  # fmt: skip
-    assert_equations((x, pre, post[..., 0], comb, y), d, True, d.pre, with_norm)
-    x, post, comb, y, pre = delayed(d.residual, *site, **norm)
-    assert x is d.residual
-    first = torch.eye(1, N).expand(TOKENS, N)
-    assert_equations((None, pre, post[..., 0], comb, y), d, False, first, with_norm)
-
-
-def test_vllm_has_the_bits_of_the_functions(vllm):
-    """In bfloat16, as servers call them."""
-    d = drawn(dtype=torch.bfloat16)
-    site, options = (d.fn, d.scale, d.base), options_of(d, True)
-    x, post, comb, y = vllm.mhc.MHCFusedPostPreOp()(
-        d.x, d.residual, d.post, d.comb, *site, *CONSTANTS, **norm_of(d, True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_vllm_has_the_bits_of_the_functions(vllm, dtype, with_norm):
+    d = drawn(dtype=dtype)
+    site, options = (d.fn, d.scale, d.base), options_of(d, with_norm)
+    update, norm = (d.x, d.residual, d.post, d.comb), norm_of(d, with_norm)
+    post, comb, y = vllm.mhc.MHCPreOp()(
+        **dict(zip(PRE, (d.residual, *site, *CONSTANTS), strict=True)), **norm
     )
+    wanted = hc_site(d.residual, *site, **options)
+    assert_same((y, post, comb), wanted[:3])
+    x, post, comb, y = vllm.mhc.MHCFusedPostPreOp()(*update, *site, *CONSTANTS, **norm)
     wanted = hc_boundary(d.x, d.residual, d.post[..., 0], d.comb, None, *site, **options)
-    for found, want in (
-        (x, wanted.residual),
-        (post[..., 0], wanted.post),
-        (comb, wanted.comb),
-        (y, wanted.y),
-    ):
-        assert found.dtype == want.dtype
-        assert torch.equal(found, want)
+    assert_same((y, post, comb, x), (wanted.y, wanted.post, wanted.comb, wanted.residual))
+    delayed, norm = vllm.mhc.MHCPreDelayedOp(), norm or {"norm_weight": None}
+    x, post, comb, y, pre = delayed(
+        d.residual, *site, *CONSTANTS, pre_mix=d.pre, **norm, sublayer_out=d.x, post_layer_mix=d.post,
+        comb_res_mix=d.comb,
+    )  # fmt: skip
+    wanted = hc_boundary(d.x, d.residual, d.post[..., 0], d.comb, d.pre, *site, **options)
+    assert_same((y, pre, post, comb, x), wanted)
+    x, post, comb, y, pre = delayed(d.residual, *site, *CONSTANTS, **norm)
+    assert x is d.residual
+    own = {name: value for name, value in options.items() if not name.startswith("y_norm")}
+    assert_same((pre, post, comb), hc_coeffs(d.residual, *site, **own))
+    # the first sublayer takes stream 0
+    first = torch.eye(1, N).expand(TOKENS, N)
+    of_norm = {name: value for name, value in options.items() if name.startswith("y_norm")}
+    assert_same([y], [hc_pre(d.residual, first, **of_norm)])
+
+
+def test_vllm_updates_and_collapses(vllm):
+    d = drawn(dtype=torch.bfloat16)
     streams = vllm.mhc.MHCPostOp()(d.x, d.residual, d.post, d.comb)
     assert torch.equal(streams, hc_post(d.x, d.residual, d.post[..., 0], d.comb))
     head = d.head_fn, d.head_scale, d.head_base
@@ -476,9 +446,8 @@ def test_sglang_computes_v4(sglang, with_norm):
     names = "rms_eps", "hc_pre_eps", "hc_sinkhorn_eps", "hc_post_mult_value", "sinkhorn_repeat"
     constants = dict(zip(names, CONSTANTS, strict=True))
     post, comb, y = sglang.mhc.mhc_pre(**given, **constants, **norm_of(d, with_norm))
-    assert_equations((None, None, post[..., 0], comb, y), d, False, None, with_norm)
     wanted = hc_site(d.residual, d.fn, d.scale, d.base, **options_of(d, with_norm))
-    assert torch.equal(y, wanted.y)
+    assert_same((y, post, comb), wanted[:3])
 
 
 def test_sglang_updates_and_collapses(sglang):
@@ -511,8 +480,9 @@ def test_sglang_computes_the_seam_of_v41(sglang):
     assert state.pre is d.pre
     pre, post, comb = state.stats
     # SGLang has one eps for pre and Sinkhorn there
-    found = state.streams, pre + CONSTANTS[1] - CONSTANTS[2], post, comb, state.input.rows
-    assert_equations(found, d, True, d.pre, True)
+    options = {**options_of(d, True), "pre_eps": CONSTANTS[2]}
+    wanted = hc_boundary(d.x, d.residual, d.post[..., 0], d.comb, d.pre, d.fn, d.scale, d.base, **options)
+    assert_same((state.input.rows, pre, post, comb, state.streams), wanted)
     assert isinstance(state.input, sglang.v41.HcNormed)
 
 

@@ -90,41 +90,6 @@ def test_both_are_the_equations(kind, n, c, iters, dtype):
         assert_equations(called(module), equation, tensors, upstream, rounded=2, **options)
 
 
-@pytest.mark.parametrize("kind", ["connection", "head"])
-def test_state_dicts_fit_both_ways(kind):
-    their, our = pair(kind)
-    x = randn(2, 3, 4, 12, seed=9)
-    our.load_state_dict(their.state_dict())
-    assert list(our.state_dict()) == list(their.state_dict())
-    assert_equal(our.state_dict().values(), their.state_dict().values())
-    other = pair(kind)[0]
-    for parameter in other.parameters():
-        torch.nn.init.zeros_(parameter)
-    other.load_state_dict(our.state_dict())
-    assert_equal(called(other)(*given(other, x)), called(their)(*given(their, x)))
-
-
-def given(module, x):
-    fn, base, scale = module.state_dict().values()
-    return x, fn, scale, base
-
-
-def test_initial_values_are_theirs():
-    torch.manual_seed(0)
-    config = tiny.config(VOCABULARY, 64, 4)
-    model = transformers.DeepseekV4ForCausalLM(config)
-    for their, our in (
-        (model.model.layers[0].attn_hc, nn.HyperConnection(64)),
-        (model.model.hc_head, nn.HyperHead(64)),
-    ):
-        for a, b in zip(their.parameters(), our.parameters(), strict=True):
-            assert (a.shape, a.dtype) == (b.shape, b.dtype)
-            if a.dim() == 1:
-                assert torch.equal(a, b)
-            else:
-                assert a.std().item() == pytest.approx(b.std().item(), rel=0.1)
-
-
 # --- models -----------------------------------------------------------------------------------------------
 
 
@@ -487,14 +452,6 @@ def test_part_of_a_model():
 # --- refused ----------------------------------------------------------------------------------------------
 
 
-def patched_already(model):
-    patch(model)
-
-
-def patched_without_layers(model):
-    patch(model, layers=False)
-
-
 def sharded(model):
     model.model.layers[1].ffn_hc._is_fsdp_managed_module = True
 
@@ -542,39 +499,34 @@ def other_class(model):
 
 LOST = r"hc_head: its forward was replaced on the instance by .*<lambda>.* remove it, call patch, and wrap"
 CASES = {
-    "already": (patched_already, {}, "model.layers.0 is patched already; call unpatch first"),
-    "already but for the layers": (patched_without_layers, {}, "attn_hc is patched already"),
-    "sharded": (sharded, {}, "model.layers.1.ffn_hc is sharded by FSDP; call patch before fully_shard"),
-    "forward of one": (forward_of_one, {}, LOST),
-    "closed over": (closed_over, {}, LOST),
-    "in a partial": (in_a_partial, {}, LOST),
-    "below accelerate's": (
-        below_accelerate,
-        {},
-        "replaced on the instance by .*wrap.*forward, in which patch",
-    ),
-    "closed over and kept": (closed_over_and_kept, {}, LOST),
-    "norm hooked": (norm_hooked, {}, "the norm in model.hc_head has _forward_hooks, .* remove it before"),
-    "norm wrapped": (
-        norm_wrapped,
-        {},
-        "the norm in model.hc_head has .*forward, and a patched module does not",
-    ),
-    "another class": (
-        other_class,
-        {},
-        "hc_head: OtherHead is a class of .*test_transformers, and may compute",
-    ),
-    "precision": (lambda model: None, {"precision": "fp32"}, "precision is 'fp32'; use one of"),
-    "implementation": (lambda model: None, {"implementation": "x"}, "implementation is 'x'; use one of"),
+    "already": (patch, "model.layers.0 is patched already; call unpatch first"),
+    "already but for the layers": (functools.partial(patch, layers=False), "attn_hc is patched already"),
+    "sharded": (sharded, "model.layers.1.ffn_hc is sharded by FSDP; call patch before fully_shard"),
+    "forward of one": (forward_of_one, LOST),
+    "closed over": (closed_over, LOST),
+    "in a partial": (in_a_partial, LOST),
+    "below accelerate's": (below_accelerate, "replaced on the instance by .*wrap.*forward, in which patch"),
+    "closed over and kept": (closed_over_and_kept, LOST),
+    "norm hooked": (norm_hooked, "the norm in model.hc_head has _forward_hooks, .* remove it before"),
+    "norm wrapped": (norm_wrapped, "the norm in model.hc_head has .*forward, and a patched module does not"),
+    "another class": (other_class, "hc_head: OtherHead is a class of .*test_transformers, and may compute"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_refused_and_nothing_changed(case):
-    spoil, options, said = CASES[case]
+    spoil, said = CASES[case]
     model = tiny.make_model(VOCABULARY)
     spoil(model)
+    assert_refused(model, said)
+
+
+@pytest.mark.parametrize("option", ["precision", "implementation"])
+def test_options_are_refused_and_nothing_changed(option):
+    assert_refused(tiny.make_model(VOCABULARY), f"{option} is 'x'; use one of", **{option: "x"})
+
+
+def assert_refused(model, said, **options):
     kinds, attributes = [type(m) for m in model.modules()], [dict(vars(m)) for m in model.modules()]
     with pytest.raises(ValueError, match=said):
         patch(model, **options)
