@@ -95,11 +95,21 @@ def of_each(**options):
     return [dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())]
 
 
+def of_normed(*shapes):
+    """Collapses of so many tokens, streams and columns with their norm, in each dtype."""
+    return [
+        {"tokens": tokens, "n": n, "c": c, "dtype": dtype, "y_norm": True}
+        for tokens, n, c in shapes
+        for dtype in FLOATS
+    ]
+
+
 EACH_N = [(n, dtype) for n in range(1, 17) for dtype in dict.fromkeys((torch.float32, FLOATS[n % 3]))]
 ON_CPU = {
     "hc_pre": [
         *({"n": n, "c": 40, "tokens": 7, "dtype": dtype} for n, dtype in EACH_N),
         *of_each(c=[33], tokens=[5], dtype=FLOATS, coefficients=COEFFICIENTS),
+        *of_normed((5, 4, 96), (3, 1, 7), (2, 16, 33), (300, 2, 8), (1, 3, 2)),
     ],
     "hc_post": [
         {
@@ -133,6 +143,10 @@ ON_GPU = {
         *of_each(c=[1, 2, 3, 7, 8, 63, 64, 65, 1000, 4099, 7168], tokens=[9]),
         *of_each(c=[72], tokens=[1, 2, 31, 33, 1000, 4097]),
         *of_each(c=[136], tokens=[10], dtype=FLOATS, coefficients=COEFFICIENTS),
+        *of_normed(
+            (1, 4, 4096), (5, 4, 2), (9, 4, 7), (33, 1, 64), (31, 3, 65), (300, 2, 130), (257, 4, 1000),
+            (3, 16, 520), (1025, 4, 4096), (17, 4, 4099), (64, 4, 5120), (513, 4, 7168), (3, 2, 16384),
+        ),
     ],
     "hc_post": [
         *of_each(n=range(1, 17), c=[200], tokens=[37], comb_order=["io", "oi"], has_bias=[False, True]),

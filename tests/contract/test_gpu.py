@@ -1,4 +1,4 @@
-"""The operators of streams on a CUDA or ROCm device: layouts, dtypes, programs, memory, large tensors."""
+"""Operators on a CUDA or ROCm device: layouts, dtypes, programs, memory, large tensors, graphs, streams."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from autograd_calls import assert_equal
 from compilations import compilations
 from contract import DTYPES, ROWS, called, listed, of_size, upstream_of
+from cuda_graphs import capture
 from layouts import LAYOUTS, laid_out
 
 pytestmark = pytest.mark.gpu
@@ -144,3 +145,40 @@ def test_more_than_two_to_the_31_elements(name, monkeypatch):
         else:
             # zeros add nothing to a sum, in whatever order
             torch.testing.assert_close(found, t, rtol=1e-5, atol=1e-5 * float(t.abs().max()))
+
+
+each_of_pytorch = pytest.mark.parametrize("name", [name for name, row in ROWS.items() if not row.kernels])
+
+
+def leaves_of(name, seed=0):
+    return [*arguments(name, 2, 150, seed=seed).values()]
+
+
+@each_of_pytorch
+def test_a_graph_replays_results_and_gradients_for_other_values(name):
+    function, given, others = ROWS[name].function, leaves_of(name), leaves_of(name, seed=1)
+    expected = called(function, others)
+    leaves = [x.requires_grad_() for x in given]
+    upstream = upstream_of(function(*leaves))
+
+    def step():
+        results = listed(function(*leaves))
+        return [*results, *torch.autograd.grad(results, leaves, upstream)]
+
+    graph, captured = capture(step)
+    with torch.no_grad():
+        for leaf, other in zip(leaves, others, strict=True):
+            leaf.copy_(other)
+    graph.replay()
+    assert_equal([t.detach() for t in captured], expected)
+
+
+@each_of_pytorch
+def test_another_stream(name):
+    function, given, stream = ROWS[name].function, leaves_of(name), torch.cuda.Stream()
+    expected = called(function, given)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = called(function, given)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert_equal(found, expected)

@@ -1,11 +1,14 @@
-"""Arguments that are not tensors of floats on the device of the others, and other implementations."""
+"""Refused: what is no tensor of floats on the device of the others, implementations, torch.jit.trace."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from autograd_calls import randn
 from contract import COMPOSED, PARTS, ROWS
-from operator_table import GATES
+from operator_table import GATES, OPERATORS, C, N
+
+from helion_sinkhorn import hc_expand, nn
 
 
 def nested(x):
@@ -57,3 +60,32 @@ def test_implementations(name):
         ROWS[name].function(*given, implementation="cuda")
     with pytest.raises(NotImplementedError, match=r"CUDA and ROCm GPUs, .* is on cpu; use .*='auto'"):
         ROWS[name].function(*given, implementation="helion")
+
+
+GIVEN = {name: (row.function, tuple(row.arguments().values())) for name, row in OPERATORS.items()}
+STREAMS = randn(3, N, C)
+CASES = {
+    **{name: given for name, given in GIVEN.items() if not OPERATORS[name].kernels},
+    "nn.Sinkhorn": (nn.Sinkhorn(), (randn(3, 4, 4),)),
+    "nn.SinkhornLaneMixer": (nn.SinkhornLaneMixer(4), (randn(3, 4, 4),)),
+    "nn.HyperConnection": (nn.HyperConnection(C, N), (STREAMS,)),
+    "nn.HyperHead": (nn.HyperHead(C, N), (STREAMS,)),
+    "nn.HyperBoundary": (
+        nn.HyperBoundary(C, N),
+        [OPERATORS["hc_post"].arguments()[k] for k in ("f", "x", "post", "comb")],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_traces_are_refused(case):
+    """They could not be right for another size."""
+    function, given = CASES[case]
+    with pytest.raises(NotImplementedError, match=r"torch\.jit\.trace.* use torch\.export\.export"):
+        torch.jit.trace(function, tuple(given), check_trace=False)
+
+
+def test_expanding_is_traced_for_any_size():
+    traced = torch.jit.trace(lambda h: hc_expand(h, N), (randn(3, C),), check_trace=False)
+    h = randn(70, C)
+    assert torch.equal(traced(h), hc_expand(h, N))

@@ -61,21 +61,6 @@ def path(request, monkeypatch):
         kernels_on_cpu(monkeypatch)
 
 
-@pytest.mark.parametrize("shape", [(5, 4, 96), (3, 1, 7), (2, 16, 33), (300, 2, 8), (1, 3, 2)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_values_and_gradients(path, dtype, shape):
-    tokens, n, c = shape
-    given = inputs(tokens, n=n, c=c, dtype=dtype)
-    assert_near_truth(results(hc_pre, *given), *given)
-
-
-def assert_near_truth(found, *given):
-    """Two narrow results are rounded once, all else is float32."""
-    limits = [2e-6] * 4 if given[0].dtype == torch.float32 else [0.6 * UNIT, 0.6 * UNIT, 1e-4, 1e-4]
-    for t, exact, limit in zip(found, truth(*given), limits, strict=True):
-        assert relative(t, exact) < limit
-
-
 def test_a_collapsed_state_on_the_other_side_of_a_tie_is_within_the_budget():
     """1 + 2^-8 + 1.875 * 2^-24 rounds up, and down where float32 adds one part of the rest after another."""
     x, pre, weight = torch.ones(1, 1, 4, 64, dtype=torch.bfloat16), torch.ones(1, 1, 4), torch.ones(1, 64)
@@ -104,21 +89,6 @@ def test_one_entry_is_computed_by_pytorch(monkeypatch):
     found = results(hc_pre, x, pre, weight, du, eps=1.0)
     for t, exact in zip(found, truth(x, pre, weight, du, eps=1.0), strict=True):
         assert relative(t, exact) < 2e-6
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(
-    ("tokens", "n", "c"),
-    [
-        (1, 4, 4096), (5, 4, 2), (9, 4, 7), (33, 1, 64), (31, 3, 65), (300, 2, 130), (257, 4, 1000),
-        (3, 16, 520), (1025, 4, 4096), (17, 4, 4099), (64, 4, 5120), (513, 4, 7168), (3, 2, 16384),
-    ],
-)  # fmt: skip
-def test_kernels_on_a_gpu(tokens, n, c, dtype):
-    given = inputs(tokens, n=n, c=c, dtype=dtype)
-    found = results(hc_pre, *(t.cuda() for t in given))
-    assert_near_truth([t.cpu() for t in found], *given)
 
 
 @pytest.mark.parametrize("device", ["h200", "mi350"])

@@ -49,34 +49,36 @@ def test_a_site_against_float64(form, n, spread, dtype):
 @each_form
 def test_a_site_is_its_parts(form):
     tensors, _ = inputs()
-    y, post, comb, residual = hc_site(*tensors, **FORMS[form], post_mult=1.5, comb_order="oi")
-    expected = hc_coeffs(*tensors, **FORMS[form], post_mult=1.5, comb_order="oi")
+    others = {"eps_outside": True, "norm_eps": 1e-3, "post_mult": 1.5, "pre_eps": 0.25, "comb_order": "oi"}
+    y, post, comb, residual = hc_site(*tensors, **FORMS[form], **others)
+    expected = hc_coeffs(*tensors, **FORMS[form], **others)
     assert_equal([post, comb], list(expected[1:]))
     assert residual is tensors[0]
-    exact = reference.hc_site(*(t.double() for t in tensors), **FORMS[form], post_mult=1.5, comb_order="oi")
+    exact = reference.hc_site(*(t.double() for t in tensors), **FORMS[form], **others)
     torch.testing.assert_close([y, post, comb], [t.float() for t in exact[:3]], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("delayed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@each_form
-def test_a_boundary_has_the_bits_of_an_update_and_a_site(form, dtype, delayed):
+@pytest.mark.parametrize("options", [*FORMS.values(), {}], ids=str)
+def test_a_boundary_has_the_bits_of_an_update_and_a_site(options, dtype, delayed):
+    """With a bias that needs no gradient: one that does keeps that of f from being rounded."""
     (x, *site), upstream = inputs(dtype=dtype)
     update = randn(2, 3, 12, seed=8, dtype=dtype), randn(2, 3, 4, seed=9), randn(2, 3, 4, 4, seed=10)
     bias, weights = randn(12, seed=11), randn(2, 3, 4, seed=12) if delayed else None
 
-    def crossed(f, x, post, comb, bias, *site):
-        y, _, post, comb, residual = hc_boundary(f, x, post, comb, weights, *site, bias=bias, **FORMS[form])
+    def crossed(f, x, post, comb, *site):
+        y, _, post, comb, residual = hc_boundary(f, x, post, comb, weights, *site, bias=bias, **options)
         return y, post, comb, residual
 
-    def by_hand(f, x, post, comb, bias, *site):
+    def by_hand(f, x, post, comb, *site):
         x = hc_post(f, x, post, comb, bias)
         if weights is None:
-            return hc_site(x, *site, **FORMS[form])
-        _, post, comb = hc_coeffs(x, *site, **FORMS[form])
+            return hc_site(x, *site, **options)
+        _, post, comb = hc_coeffs(x, *site, **options)
         return (weights.unsqueeze(-1) * x.float()).sum(-2).to(x.dtype), post, comb, x
 
-    given = [update[0], x, *update[1:], bias, *site]
+    given = [update[0], x, *update[1:], *site]
     found, expected = (values_and_gradients(run, given, upstream) for run in (crossed, by_hand))
     if delayed:
         torch.testing.assert_close(found, expected, rtol=1e-5 if dtype == torch.float32 else 2e-2, atol=1e-4)

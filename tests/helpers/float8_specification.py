@@ -1,8 +1,9 @@
-"""float8 e4m3 and the scales of groups from their definitions, in float64, without torch's own types."""
+"""float8 e4m3 and the scales of groups from their definitions, in float64; bytes of results compared."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 
@@ -42,3 +43,13 @@ def scaled(u: torch.Tensor, group: int, is_power: bool, floor: float) -> tuple[t
 assert len(GRID) == 127
 assert GRID[-1] == 448
 assert math.isclose(GRID[1], 2.0**-9)
+
+
+def assert_same(found: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> None:
+    for t, like in zip(found, expected, strict=True):
+        assert (t.dtype, t.shape, t.stride()) == (like.dtype, like.shape, like.stride())
+        assert torch.equal(bytes_of(t), bytes_of(like))
+
+
+def bytes_of(t: torch.Tensor) -> torch.Tensor:
+    return t.cpu().clone(memory_format=torch.contiguous_format).view(torch.uint8)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 import torch
+from torch.func import functional_call
 from torch.nn.functional import logsigmoid
 
 from helion_sinkhorn.ops.mhc.options import SiteOptions
@@ -118,28 +119,15 @@ def head(x, fn, scale, base, eps=1e-6, norm_eps=1e-6, at: At = exactly):
     return (collapse(x, at(at(logsigmoid(a).exp()) + eps), at),)
 
 
-def site(x, fn, scale, base, weight, at: At = exactly, **options):
-    """A whole site around the sublayer f = tanh(weight y), in a tuple."""
-    post, comb, y = connection(x, fn, scale, base, at, **options)
-    f = at(at(y.unsqueeze(-2) * weight, y.size(-1)).sum(-1).tanh())
-    return (expand(f, x, post, comb, at),)
+def called(module: torch.nn.Module) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """A module as a function of the streams and its parameters, in the order of the equations."""
+    names = list(module.state_dict())
 
+    def call(x, fn, scale, base):
+        results = functional_call(module, dict(zip(names, (fn, base, scale), strict=True)), (x,))
+        return results if isinstance(results, tuple) else (results,)
 
-def single_pass(h, fn, scale, base, weights, at: At = exactly):
-    """A model of DeepSeek-V4.1's form around sublayers tanh(weight y), in a tuple: the last collapse.
-
-    fn (sites, M, n C), base (sites, M), scale (sites, 3), weights (sites, C, C).  The first sublayer takes
-    stream 0, each other one the streams collapsed by the site before, and so does the end.
-    """
-    n = round(math.sqrt(base.size(1) + 1)) - 1
-    x = h.unsqueeze(-2).expand(*h.shape[:-1], n, h.size(-1))
-    y = x[..., 0, :]
-    for k in range(len(fn)):
-        pre, post, comb = coefficients(x, fn[k], scale[k], base[k], at=at)
-        f = at(at(y.unsqueeze(-2) * weights[k], y.size(-1)).sum(-1).tanh())
-        x = expand(f, x, post, comb, at)
-        y = collapse(x, pre, at)
-    return (y,)
+    return call
 
 
 def values_and_gradients(function, tensors, upstream, **options) -> list[torch.Tensor]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
 import torch
+from mhc_equations import values_and_gradients
 
 from helion_sinkhorn import hc_boundary, hc_post, hc_site
 from helion_sinkhorn.reference import hc_mixes
@@ -80,55 +82,52 @@ def assert_near(found, truth, tolerance=2e-5):
         assert (a.double() - b).abs().max() <= tolerance * b.abs().max(), (a.double() - b).abs().max()
 
 
+def assert_equations(function, equation, given, upstream):
+    """All values and gradients agree with the equations in float64."""
+    found = values_and_gradients(function, given, upstream)
+    assert_near(
+        found, values_and_gradients(equation, *([t.double() for t in of] for of in (given, upstream)))
+    )
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_site_with_another_map(name):
-    """All values and gradients agree with the equations in float64."""
     function, n, k = VARIANTS[name]
     (_, x, _, _, *parameters), upstream = problem(n, k)
+    make = functools.partial(function, n=n)
 
-    def run(site, dtype):
-        leaves = [t.to(dtype).requires_grad_() for t in (x, *parameters)]
-        y, post, comb, residual = site(*leaves)
-        out = hc_post(y.tanh(), residual, post, comb)
-        results = y, post, comb, out
-        grads = torch.autograd.grad(results, leaves, [g.to(dtype) for g in upstream])
-        return [t.detach() for t in results], grads
+    def updated(site):
+        y, post, comb, residual = site
+        return y, post, comb, hc_post(y.tanh(), residual, post, comb)
 
-    ours = run(lambda *given: hc_site(*given, comb=lambda logits: function(logits, n)), torch.float32)
+    def exact(x, *site):
+        y, _, *coefficients = defined(x, *site, make)
+        return updated((y, *coefficients, x))
 
-    def truth(x, *site):
-        y, _, post, comb = defined(x, *site, lambda logits: function(logits, n))
-        return y, post, comb, x
-
-    exact = run(truth, torch.float64)
-    assert_near(ours[0], exact[0])
-    assert_near(ours[1], exact[1])
+    assert_equations(lambda *given: updated(hc_site(*given, comb=make)), exact, (x, *parameters), upstream)
 
 
 @pytest.mark.parametrize("weights", [False, True], ids=["V4", "V4.1"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_boundary_with_another_map(name, weights):
     function, n, k = VARIANTS[name]
-    (f, x, post, comb, *parameters), upstream = problem(n, k)
-    chosen = post.sigmoid() if weights else None
+    given, upstream = problem(n, k)
+    chosen, make = given[2].sigmoid() if weights else None, functools.partial(function, n=n)
 
-    def run(dtype, ours):
-        leaves = [t.to(dtype).requires_grad_() for t in (f, x, post, comb, *parameters)]
-        p = None if chosen is None else chosen.to(dtype)
-        if ours:
-            made = hc_boundary(*leaves[:4], p, *leaves[4:], comb_next=lambda logits: function(logits, n))
-            results = made.y, made.post, made.comb, made.residual
-        else:
-            streams = leaves[2].unsqueeze(-1) * leaves[0].unsqueeze(-2) + leaves[3].mT @ leaves[1]
-            y, _, new_post, new_comb = defined(streams, *leaves[4:], lambda logits: function(logits, n))
-            y = y if p is None else (p.unsqueeze(-1) * streams).sum(-2)
-            results = y, new_post, new_comb, streams
-        grads = torch.autograd.grad(results, leaves, [g.to(dtype) for g in upstream])
-        return [t.detach() for t in results], grads
+    def crossed(f, x, post, comb, *site):
+        made = hc_boundary(f, x, post, comb, chosen, *site, comb_next=make)
+        return made.y, made.post, made.comb, made.residual
 
-    ours, exact = run(torch.float32, True), run(torch.float64, False)
-    assert_near(ours[0], exact[0])
-    assert_near(ours[1], exact[1])
+    def exact(f, x, post, comb, *site):
+        streams = post.unsqueeze(-1) * f.unsqueeze(-2) + comb.mT @ x
+        y, _, *coefficients = defined(streams, *site, make)
+        return (
+            y if chosen is None else (chosen.double().unsqueeze(-1) * streams).sum(-2),
+            *coefficients,
+            streams,
+        )
+
+    assert_equations(crossed, exact, given, upstream)
 
 
 @pytest.mark.parametrize("order", ["io", "oi"])

@@ -10,8 +10,7 @@ import mhc_equations as equations
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
-from mhc_equations import assert_equations
-from torch.func import functional_call
+from mhc_equations import assert_equations, called
 from torch.utils.checkpoint import checkpoint
 
 from helion_sinkhorn import hc_head, hc_post, hc_site, nn
@@ -41,28 +40,6 @@ def head(n=4, c=12, seed=0, **options) -> nn.HyperHead:
     return made
 
 
-def called(module):
-    """A function of the streams and the parameters, in the order of the equations: fn, scale, base."""
-    names = list(module.state_dict())
-
-    def call(x, fn, scale, base):
-        results = functional_call(module, dict(zip(names, (fn, base, scale), strict=True)), (x,))
-        return results if isinstance(results, tuple) else (results,)
-
-    return call
-
-
-def whole_site(module):
-    """A function of the streams, the parameters and the weight of a sublayer to the new streams."""
-
-    def call(x, fn, scale, base, weight):
-        post, comb, y = called(module)(x, fn, scale, base)
-        # float32 in between: the sublayer is not what is tested
-        return (hc_post((y.float() @ weight.mT).tanh(), x, post, comb),)
-
-    return call
-
-
 def given(module, *lead, dtype=torch.float32, seed=5):
     """(x, fn, scale, base) for `called`."""
     fn, base, scale = module.state_dict().values()
@@ -76,26 +53,6 @@ def upstreams(module, *lead, dtype=torch.float32, seed=20):
     return [randn(*lead, *shape, seed=seed + k) for k, shape in enumerate(shapes[:2])] + [
         randn(*lead, *shapes[2], seed=seed + 2, dtype=dtype)
     ]
-
-
-SIZES = [(4, 12), (1, 5), (3, 7), (8, 9)]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, *NARROW], ids=str)
-@pytest.mark.parametrize(("n", "c"), SIZES)
-def test_connection_against_float64(n, c, dtype):
-    module = connection(n, c)
-    tensors, upstream = given(module, 2, 3, dtype=dtype), upstreams(module, 2, 3, dtype=dtype)
-    found = assert_equations(called(module), equations.connection, tensors, upstream, rounded=2)
-    assert [t.dtype for t in found[:3]] == [torch.float32, torch.float32, dtype]
-
-
-@pytest.mark.parametrize(("n", "c"), SIZES)
-def test_a_whole_site_against_float64(n, c):
-    module = connection(n, c)
-    tensors = *given(module, 2, 3), randn(c, c, seed=7, scale=0.3)
-    upstream = [randn(2, 3, n, c, seed=8)]
-    assert_equations(whole_site(module), equations.site, tensors, upstream)
 
 
 def test_modules_are_the_functions_with_their_parameters():
@@ -347,3 +304,21 @@ def test_an_exported_program_that_returns_named_results_is_saved_and_loaded(kind
     expected, found = module(*given), torch.export.load(file).module()(*given)
     assert type(found) is type(expected)
     assert_equal(found, expected)
+
+
+def test_bytes_kept_for_a_token_are_those_of_the_table():
+    n, c, tokens = 4, 64, 512
+    site = nn.HyperConnection(c, n)
+    x, f = (randn(tokens, *shape, dtype=torch.bfloat16).requires_grad_() for shape in ((n, c), (c,)))
+    kept = {}
+
+    def note(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        post, comb, _ = site(x)
+        hc_post(f, x, post, comb)
+    for parameter in site.parameters():
+        kept.pop(parameter.untyped_storage().data_ptr())
+    assert sum(kept.values()) / tokens == 2 * n * c + 2 * c + 96 + 8 + 96

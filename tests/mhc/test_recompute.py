@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import pytest
@@ -56,16 +57,12 @@ def gradients(model, h, every=None, backward_inside=False):
     h = h.clone().requires_grad_()
     leaves = [h, *(p for p in model.parameters())]
     upstream = randn(*h.shape, seed=3, dtype=h.dtype, device=h.device)
-    if every is None:
+    with contextlib.ExitStack() as block:
+        if every is not None:
+            block.enter_context(recompute_streams(every))
         out = model(h)
-        found = torch.autograd.grad(out, leaves, upstream, allow_unused=True)
-    elif backward_inside:
-        with recompute_streams(every):
-            out = model(h)
-            found = torch.autograd.grad(out, leaves, upstream, allow_unused=True)
-    else:
-        with recompute_streams(every):
-            out = model(h)
+        if not backward_inside:
+            block.close()
         found = torch.autograd.grad(out, leaves, upstream, allow_unused=True)
     return out.detach(), *(torch.zeros(()) if t is None else t for t in found)
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import copy
 from typing import NamedTuple
 
-import mhc_equations as equations
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
-from mhc_equations import assert_equations
 from torch.utils.checkpoint import checkpoint
 
 from helion_sinkhorn import hc_expand, hc_post, hc_pre, nn, recompute_streams
@@ -130,27 +128,6 @@ def test_v4_1_has_the_bits_of_the_calls_by_hand(dtype):
     by_hand.load_state_dict(chain.state_dict())
     h = randn(2, 5, C, dtype=dtype)
     assert_equal(step(chain, h), step(by_hand, h))
-
-
-@pytest.mark.parametrize(("n", "c"), [(4, 12), (3, 7), (1, 5)])
-def test_v4_1_against_float64(n, c):
-    """The first sublayer takes stream 0, the others and the end the weights of the site before."""
-    sites, rows = 3, n * n + 2 * n
-    tensors = (
-        randn(2, 9, c), randn(sites, rows, n * c, seed=1, scale=0.2),
-        torch.tensor([0.7, 1.1, 0.9]).repeat(sites, 1), randn(sites, rows, seed=2),
-        randn(sites, c, c, seed=3, scale=0.3),
-    )  # fmt: skip
-    chain = Chain(sites, n, c, torch.nn.Identity())
-
-    def called(h, fn, scale, base, weights):
-        parts = {"connection.fn": fn, "connection.scale": scale, "connection.base": base,
-                 "sublayer.0.weight": weights}  # fmt: skip
-        state = {f"layers.{k}.{name}": t[k] for name, t in parts.items() for k in range(sites)}
-        return (torch.func.functional_call(chain, state, (h,)),)
-
-    upstream = [randn(2, 9, c, seed=4)]
-    assert_equations(called, equations.single_pass, tensors, upstream)
 
 
 def test_the_state_dict_and_the_norm():

@@ -13,9 +13,8 @@ import mhc_equations as equations
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
-from mhc_equations import assert_equations
+from mhc_equations import assert_equations, called
 from safetensors.torch import load_file, save_file
-from torch.func import functional_call
 
 from helion_sinkhorn import nn, recompute_streams
 
@@ -60,17 +59,6 @@ def pair(kind: str, n=4, c=12, iters=20):
     for k, parameter in enumerate(their.parameters()):
         parameter.data.copy_(randn(*parameter.shape, seed=k, scale=0.2 if parameter.dim() == 2 else 1.0))
     return their, our
-
-
-def called(module):
-    """A function of the streams, fn, scale and base."""
-    names = list(module.state_dict())
-
-    def call(x, fn, scale, base):
-        results = functional_call(module, dict(zip(names, (fn, base, scale), strict=True)), (x,))
-        return results if isinstance(results, tuple) else (results,)
-
-    return call
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

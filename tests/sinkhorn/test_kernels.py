@@ -1,4 +1,4 @@
-"""The Helion kernel bodies, run eagerly by Helion's reference mode, and the CPU path, against float64.
+"""The Helion kernel bodies, run eagerly by Helion's reference mode, and the path of a CPU, against float64.
 
 Reference mode runs the whole batch as one tile: it tests the equations as written in the
 bodies; tiles, masks and types are tested by triton_interpreter/ and on a device.
@@ -11,6 +11,8 @@ import types
 
 import pytest
 import torch
+from autograd_calls import randn
+from forked import python
 from launches import launching_as
 from reference_mode import each_device, of_each_variant
 from steep import STEEP_CALLS, check_gradient
@@ -20,7 +22,8 @@ from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.lab.sinkhorn.budget import Case
 from helion_sinkhorn.lab.sinkhorn.logits import LOGITS
-from helion_sinkhorn.ops.sinkhorn import eager, launch, views
+from helion_sinkhorn.ops.sinkhorn import eager, launch, line_sums, views
+from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
 from helion_sinkhorn.ops.sinkhorn.iteration import raised
 from helion_sinkhorn.ops.sinkhorn.scaling import SHIFT, segment_length, shifted_length
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
@@ -367,3 +370,72 @@ def test_a_gradient_far_below_the_upstream_one_keeps_its_digits(name):
     exact = torch.autograd.grad(reference.sinkhorn(leaf, 1, form="log", first="cols"), leaf, dy.double())[0]
     assert exact.abs().max() < 1e-4 * dy.abs().max()
     assert (found - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "eps", "n_iters"),
+    [(1, 128, 1.0, 20), (2, 64, 1.0, 30), (4, 16, 0.5, 100), (16, 4, 0.5, 100), (3, 5, 0.5, 400)],
+)
+def test_rectangular_matrices_with_a_large_eps_stay_in_range(n, m, eps, n_iters):
+    x, dy = (randn(8, n, m, seed=seed) for seed in (0, 1))
+    leaf = x.double().requires_grad_()
+    true = reference.sinkhorn(leaf, n_iters, eps=eps)
+    (gradient,) = torch.autograd.grad(true, leaf, dy.double())
+    arguments = n_iters, eps, "deepseek", "rows"
+    torch.testing.assert_close(
+        eager.forward(x, *arguments, torch.float32).double(), true.detach(), rtol=1e-4, atol=0
+    )
+    torch.testing.assert_close(eager.backward(dy, x, *arguments).double(), gradient, rtol=0, atol=1e-5)
+
+
+def test_slices_of_the_batch_do_not_show(monkeypatch):
+    case = Case("randn_3", 3, 4, batch=50)
+    x, dy = case.inputs()
+    whole = eager.forward(x, *case.arguments, torch.float32), eager.backward(dy, x, *case.arguments)
+    monkeypatch.setattr(line_sums, "CACHE_BYTES", 1)
+    parts = eager.forward(x, *case.arguments, torch.float32), eager.backward(dy, x, *case.arguments)
+    assert len([*eager._slices("rows", x)]) > 1
+    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
+
+
+@pytest.mark.parametrize("solver", ["direct", "cg"])
+@pytest.mark.parametrize(("n", "m"), [(1, 3), (3, 5), (15, 16), (16, 16), (17, 33), (64, 64)])
+def test_an_implicit_gradient_has_the_same_bits_alone_and_beside_others(n, m, solver):
+    """Few lie in memory otherwise than many, and long lines otherwise than short ones."""
+    p, dy = randn(37, n, m).softmax(-1), randn(37, n, m, seed=1)
+
+    def of(part):
+        return implicit.backward(dy[part], p[part], 5, "corrected", solver, torch.float32)
+
+    whole = of(slice(None))
+    for part in (slice(0, 1), slice(34, 37), slice(1, 30)):
+        assert torch.equal(of(part), whole[part])
+
+
+FORKS = """
+import os, time, torch
+from helion_sinkhorn import sinkhorn
+torch.set_num_threads(2)
+for batch in (100, 1 << 15):
+    x = torch.randn(batch, 4, 4, requires_grad=True)
+    for form in ("deepseek", "log"):
+        sinkhorn(x, form=form).sum().backward()
+    p = sinkhorn(x)
+    child = os.fork()
+    if child == 0:
+        torch.softmax(torch.ones(4096, 64), -1)
+        os._exit(0 if torch.equal(sinkhorn(x), p) else 1)
+    for _ in range(100):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            print(batch, status)
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, 9)
+"""
+
+
+def test_a_process_forked_after_a_call_does_not_hang():
+    done = python("-c", FORKS)
+    assert done.stdout == "100 0\n32768 0\n", done.stderr

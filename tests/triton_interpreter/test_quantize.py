@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from float8_bits import assert_same
+from float8_specification import assert_same
 
 from helion_sinkhorn.ops.mhc.pre.quantized import eager, launch
 from helion_sinkhorn.runtime.kernel import Choice
