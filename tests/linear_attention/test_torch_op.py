@@ -130,11 +130,8 @@ def test_fake_offsets_outside_their_mode():
 # ------------------------------------------------------------------------------------------ functorch
 
 
-CALLS = {
-    "no head's gate": workload("g gk gv", states=True),
-    "packed": workload("g gk", (1, 9, 2, 3, 4), states=True, lengths=(2, 0, 7)),
-}
-"""One gate and all of them are in tests/contract."""
+PACKED = workload("g gk", (1, 9, 2, 3, 4), states=True, lengths=(2, 0, 7))
+"""Calls without offsets are in tests/contract."""
 
 
 def both(do, cu_seqlens=None, **tensors):
@@ -148,13 +145,12 @@ def both(do, cu_seqlens=None, **tensors):
     return *results, *gradients.values()
 
 
-def mapped(which, shared):
+def mapped(shared):
     """(arguments of `both` for three calls, some of which they share; the dimension that is mapped)."""
-    each = [CALLS[which].make_inputs(seed) for seed in range(3)]
+    each = [PACKED.make_inputs(seed) for seed in range(3)]
     x = {name: torch.stack([x[name] for x, *_ in each]) for name in each[0][0]}
     x["do"] = torch.stack([do for _, do, _ in each])
-    if "cu_seqlens" in x:
-        x["cu_seqlens"][1, 1:3] = 5
+    x["cu_seqlens"][1, 1:3] = 5
     dims = {name: None if name in shared.split() else 0 for name in x}
     return {name: t[0] if dims[name] is None else t for name, t in x.items()}, dims
 
@@ -165,17 +161,15 @@ def vmapped(x, dims):
     )(*[x[name] for name in dims])
 
 
-@pytest.mark.parametrize("which", CALLS)
 @pytest.mark.parametrize("shared", ["", "k", "initial_state", "cu_seqlens", "q v"])
-def test_vmap_is_the_calls_one_by_one(which, shared):
-    x, dims = mapped(which, shared)
+def test_vmap_is_the_calls_one_by_one(shared):
+    x, dims = mapped(shared)
     calls = [both(**{name: t if dims[name] is None else t[i] for name, t in x.items()}) for i in range(3)]
     assert_equal(vmapped(x, dims), [torch.stack(parts) for parts in zip(*calls, strict=True)])
 
 
-@pytest.mark.parametrize("which", CALLS)
-def test_vmap_over_nothing(which):
-    x, dims = mapped(which, "cu_seqlens")
+def test_vmap_over_nothing():
+    x, dims = mapped("cu_seqlens")
     found = vmapped({name: t if dims[name] is None else t[:0] for name, t in x.items()}, dims)
     expected = [((0, *t.shape[1:]), t.dtype) for t in vmapped(x, dims)]
     assert [(t.shape, t.dtype) for t in found] == expected

@@ -298,18 +298,35 @@ def test_vllm_updates_and_collapses(vllm):
     assert torch.equal(found, hc_head(d.residual, *head, norm_eps=1e-5, eps=1e-6))
 
 
+def calls_of_vllm(d):
+    """By the operator that a method of vLLM's calls: its class, and what the class is given."""
+    site, norm = (d.fn, d.scale, d.base, *CONSTANTS), (d.weight, NORM_EPS)
+    update, head = (d.x, d.residual, d.post, d.comb), (d.head_fn, d.head_scale, d.head_base)
+    delayed = d.residual, *site, d.pre, None, *norm, d.x, d.post, d.comb
+    return {
+        "mhc_pre_tilelang": ("MHCPreOp", (d.residual, *site, 1, *norm)),
+        "mhc_post_tilelang": ("MHCPostOp", update),
+        "hc_head_fused_kernel_tilelang": ("HCHeadOp", (d.residual, *head, 1e-5, 1e-6)),
+        "mhc_fused_post_pre_tilelang": ("MHCFusedPostPreOp", (*update, *site, 1, 1, *norm)),
+        "mhc_pre_delayed_tilelang": ("MHCPreDelayedOp", delayed),
+    }
+
+
+PARTS = "mhc_pre_tilelang", "mhc_post_tilelang", "hc_head_fused_kernel_tilelang"
+FUSED, DELAYED = "mhc_fused_post_pre_tilelang", "mhc_pre_delayed_tilelang"
+
+
 def test_vllm_keeps_the_calls_of_many_tokens_and_parts_of_few(vllm, few_alone, monkeypatch):
     """They reach the operator that vLLM's own method calls, with its arguments in their order."""
     few_alone(vllm)
-    many = drawn(MOST + 1)
-    site, norm = (many.fn, many.scale, many.base, *CONSTANTS), (many.weight, NORM_EPS)
+    many, few = drawn(MOST + 1), drawn(MOST)
     combs = torch.zeros(MOST + 1, N, N)
     made = {
         "mhc_pre_tilelang": (many.post, combs, many.x),
         "mhc_post_tilelang": many.residual + 1,
         "hc_head_fused_kernel_tilelang": many.x + 1,
-        "mhc_fused_post_pre_tilelang": (many.residual + 1, many.post, combs, many.x),
-        "mhc_pre_delayed_tilelang": (many.post, combs, many.x, many.pre),
+        FUSED: (many.residual + 1, many.post, combs, many.x),
+        DELAYED: (many.post, combs, many.x, many.pre),
     }
     calls = {}
 
@@ -320,50 +337,31 @@ def test_vllm_keeps_the_calls_of_many_tokens_and_parts_of_few(vllm, few_alone, m
 
         return called
 
+    def run(name, given):
+        return getattr(vllm.mhc, calls_of_vllm(few)[name][0])()(*given)
+
     for name in made:
         monkeypatch.setattr(torch.ops.vllm, name, standing(name), raising=False)
-    update, head = (
-        (many.x, many.residual, many.post, many.comb),
-        (many.head_fn, many.head_scale, many.head_base),
-    )
-    results = [
-        vllm.mhc.MHCPreOp()(many.residual, *site, 1, *norm),
-        vllm.mhc.MHCPostOp()(*update),
-        vllm.mhc.HCHeadOp()(many.residual, *head, 1e-5, 1e-6),
-        vllm.mhc.MHCFusedPostPreOp()(*update, *site, 1, 1, *norm),
-        vllm.mhc.MHCPreDelayedOp()(many.residual, *site, many.pre, None, *norm, many.x, many.post, many.comb),
-    ]
-    wanted = {
-        "mhc_pre_tilelang": (many.residual, *site, 1, *norm),
-        "mhc_post_tilelang": update,
-        "hc_head_fused_kernel_tilelang": (many.residual, *head, 1e-5, 1e-6),
-        "mhc_fused_post_pre_tilelang": (*update, *site, 1, 1, *norm),
-        "mhc_pre_delayed_tilelang": (many.residual + 1, *site, many.pre, None, *norm),
-    }
+    wanted = {name: given for name, (_, given) in calls_of_vllm(many).items()}
+    results = {name: run(name, given) for name, given in wanted.items()}
+    # V4.1's update is made before, by the class for updates
+    wanted[DELAYED] = many.residual + 1, *wanted[DELAYED][1:-3]
     for name, arguments in wanted.items():
         for found, want in zip(calls[name], arguments, strict=True):
             assert torch.equal(found, want) if isinstance(want, torch.Tensor) else found == want, name
-    for found, name in zip(results[:4], list(made)[:4], strict=True):
-        pairs = zip(found, made[name], strict=True) if isinstance(found, tuple) else [(found, made[name])]
+    for name, want in {**made, DELAYED: (many.residual + 1, *made[DELAYED])}.items():
+        pairs = zip(results[name], want, strict=True) if isinstance(want, tuple) else [(results[name], want)]
         assert all(torch.equal(a, b) for a, b in pairs), name
-    assert torch.equal(results[4][0], many.residual + 1)
-    assert torch.equal(results[4][4], many.pre)
-    few, calls_of_many = drawn(MOST), {**calls}
     calls.clear()
     made["hc_head_fused_kernel_tilelang"] = few.x + 1
-    site, update = (few.fn, few.scale, few.base, *CONSTANTS), (few.x, few.residual, few.post, few.comb)
-    vllm.mhc.MHCPreOp()(few.residual, *site)
-    vllm.mhc.MHCPostOp()(*update)
-    vllm.mhc.HCHeadOp()(few.residual, few.head_fn, few.head_scale, few.head_base, 1e-5, 1e-6)
-    vllm.mhc.MHCPreDelayedOp()(few.residual, *site, few.pre, None, *norm)
-    assert calls.keys() == calls_of_many.keys() - {"mhc_fused_post_pre_tilelang"}
+    given = {name: given for name, (_, given) in calls_of_vllm(few).items()}
+    for name in PARTS:
+        run(name, given[name])
+    run(DELAYED, given[DELAYED][:-3])
+    assert calls.keys() == {*PARTS, DELAYED}
     calls.clear()
     streams = hc_post(few.x, few.residual, few.post[..., 0], few.comb)
-    x, *_ = vllm.mhc.MHCFusedPostPreOp()(*update, *site)
-    delayed = vllm.mhc.MHCPreDelayedOp()
-    of_delayed, *_ = delayed(few.residual, *site, few.pre, None, *norm, few.x, few.post, few.comb)
-    assert torch.equal(x, streams)
-    assert torch.equal(of_delayed, streams)
+    assert all(torch.equal(run(name, given[name])[0], streams) for name in (FUSED, DELAYED))
     assert not calls
 
 
@@ -380,19 +378,13 @@ def test_vllm_keeps_the_first_layer_s_narrower_projection(vllm, monkeypatch):
 
 
 def test_vllm_s_operators_have_fakes(vllm):
-    d = drawn()
-    site = d.fn, d.scale, d.base, *CONSTANTS
-    update, norm = (d.x, d.residual, d.post, d.comb), (d.weight, NORM_EPS)
-    ops = torch.ops.helion_sinkhorn
-    cases = [
-        (ops.vllm_mhc_pre, (d.residual, *site, 1, *norm)),
-        (ops.vllm_mhc_post, update),
-        (ops.vllm_hc_head, (d.residual, d.head_fn, d.head_scale, d.head_base, 1e-5, 1e-6)),
-        (ops.vllm_mhc_fused_post_pre, (*update, *site, 1, 1, *norm)),
-        (ops.vllm_mhc_pre_delayed, (d.residual, *site, d.pre, None, *norm, d.x, d.post, d.comb)),
-        (ops.vllm_mhc_pre_delayed, (d.residual, *site, d.pre, None, *norm, None, None, None)),
-    ]
-    for operator, given in cases:
+    named = {
+        f"vllm_{name.removesuffix('_tilelang').removesuffix('_fused_kernel')}": given
+        for name, (_, given) in calls_of_vllm(drawn()).items()
+    }
+    alone = "vllm_mhc_pre_delayed", (*named["vllm_mhc_pre_delayed"][:-3], None, None, None)
+    for name, given in (*named.items(), alone):
+        operator = getattr(torch.ops.helion_sinkhorn, name)
         real, fake = (operator(*arguments) for arguments in (given, on_meta(given)))
         pairs = [(real, fake)] if isinstance(real, torch.Tensor) else zip(real, fake, strict=True)
         for made, shown in pairs:

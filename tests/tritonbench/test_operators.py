@@ -1,4 +1,4 @@
-"""`--op`: cases, flags and bytes of the operators, and runs under a stub beside backends that are wrong."""
+"""`--op`: cases, flags and bytes of the operators, and runs of their right backends under a stub."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 import torch
-from planted import MODES, WITH_GRADIENTS, assert_failing, each_pass, statuses
+from planted import each_pass, statuses
 
 from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
@@ -89,35 +89,6 @@ def test_wrong_flags_end_the_run(name, capsys):
         assert f"--op {name}" in capsys.readouterr().err
 
 
-PLANTED = """
-from helion_sinkhorn import hc_mixes, hc_post, hc_pre, hc_site, hc_split_sinkhorn
-import importlib
-
-def plant(operator, **planted):
-    parts = importlib.import_module(f"tritonbench_ops.{operator}.cases")
-    parts.BACKENDS.update({name: lambda f=f: f for name, f in planted.items()})
-
-def of_one(function, which, change):
-    def run(*given, **options):
-        found = list(function(*given, **options))
-        found[which] = change(found[which])
-        return tuple(found)
-    return run
-
-def frozen(t):
-    return 0 * t + t.detach()
-
-plant("hc_post", other=lambda f, x, post, comb: hc_post(f, x, post, comb, comb_order="oi"),
-      no_gradient=lambda f, x, post, comb: hc_post(f, x, frozen(post), comb))
-plant("hc_pre", other=lambda x, pre: hc_pre(x, pre.bfloat16()),
-      no_gradient=lambda x, pre: hc_pre(x, frozen(pre)))
-plant("hc_mixes", other=lambda x, fn, **o: hc_mixes(x, fn.bfloat16() + (fn - fn.bfloat16()).bfloat16(), **o),
-      no_gradient=lambda x, fn, **o: hc_mixes(x, frozen(fn), **o))
-plant("hc_split_sinkhorn", other=of_one(hc_split_sinkhorn, 2, lambda t: t.mT),
-      no_gradient=lambda m, s, b, **o: hc_split_sinkhorn(m, frozen(s), b, **o))
-plant("hc_site", other=lambda x, fn, *rest, **o: hc_site(x, fn.bfloat16(), *rest, **o),
-      no_gradient=of_one(hc_site, -1, frozen))
-"""
 SHAPES = {
     "hc_post": "--tokens 100 --hidden 40", "hc_pre": "--tokens 100 --hidden 40",
     "hc_mixes": "--tokens 100 --hidden 60", "hc_split_sinkhorn": "--tokens 100",
@@ -126,21 +97,17 @@ SHAPES = {
 
 
 @each_pass
-def test_right_backends_pass_and_what_an_operator_alone_can_get_wrong_fails(modes):
-    """Other weights, another orientation, or a gradient that is missing; test_wrong_backends.py has more."""
-    start = ["--device", "cpu", "--warmup", "1", "--rep", "1"]
-    metrics = ["--metrics", "latency,accuracy,x_floor,gbps,flops"]
-    rows = {
-        operator: (
-            ["--op", operator, *start, *metrics, *shape.split()],
-            {f"helion_{operator}": (), "other": MODES, "no_gradient": WITH_GRADIENTS},
-        )
-        for operator, shape in SHAPES.items()
-    }
-    # a fused pass of a site has no mode of its own
-    site = rows.pop("hc_site")
-    assert_failing(PLANTED, modes, *rows.values())
-    assert_failing(PLANTED, [m for m in modes if m != "fwd_bwd"], site)
+def test_right_backends_pass(modes):
+    """Wrong values and gradients of each are in test_wrong_backends.py and test_own_budgets.py."""
+    start = "--device cpu --warmup 1 --rep 1 --metrics latency,accuracy,x_floor,gbps,flops"
+    runs = [
+        ["--op", name, *start.split(), *shape.split(), "--only", f"helion_{name}", "--mode", mode]
+        for name, shape in SHAPES.items()
+        for mode in modes
+        # a fused pass of a site has no mode of its own
+        if (name, mode) != ("hc_site", "fwd_bwd")
+    ]
+    assert statuses("", runs) == [0] * len(runs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
