@@ -348,3 +348,44 @@ def test_a_narrow_result_may_be_rounded_once():
     budget = equations.error_budget("direct", torch.bfloat16)
     assert 0.9 < worst(equations.exact.bfloat16(), equations.exact, budget) <= 1
     assert worst(equations.exact.bfloat16(), equations.exact, equations.error_budget("direct")) > 100
+
+
+def gradient(x, dy):
+    """(P, dX) by the kernels."""
+    leaf = x.detach().requires_grad_()
+    p = sinkhorn(leaf, form="log", backward="implicit", implementation="helion")
+    return p.detach(), torch.autograd.grad(p, leaf, dy)[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("n", "m", "dtype"),
+    [
+        (1, 1, torch.float32), (2, 2, torch.float32), (128, 128, torch.float32), (100, 128, torch.float32),
+        (3, 3, torch.float16), (4, 4, torch.float16), (8, 8, torch.float16),
+    ],
+)  # fmt: skip
+def test_other_sizes_and_types(n, m, dtype):
+    x = make_logits("randn_1", 3, n, m, dtype=dtype)
+    dy = make_cotangents(x)
+    p, dx = gradient(x.cuda(), dy.cuda())
+    # large matrices have more unknowns than steps, in float64 too
+    expected = implicit.backward(dy.double(), p.double().cpu(), 20, "corrected", "auto", torch.float64)
+    budget = Stationarity(p, dy, "corrected").error_budget(solver_for("auto", n, m), dtype)
+    assert worst(dx, expected, budget) <= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [3, 4, 8, 32])
+def test_the_layout_of_the_upstream_gradient_changes_no_bit(n):
+    x = make_logits("randn_3", 300, n, n).cuda()
+    dy = make_cotangents(x).cuda()
+    assert torch.equal(gradient(x, dy.mT.contiguous().mT)[1], gradient(x, dy)[1])
+
+
+@pytest.mark.gpu
+def test_the_plan_names_the_kernel():
+    x = make_logits("randn_1", 8, 4, 4).cuda()
+    assert plan(x, backward="implicit").backward.startswith("sinkhorn_implicit_direct")
+    chosen = plan(x, backward=Implicit(solver="cg"))
+    assert chosen.backward.startswith("sinkhorn_implicit_cg")
