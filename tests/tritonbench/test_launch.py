@@ -103,7 +103,7 @@ def test_counting_inputs_draws_none():
     code += "from tritonbench_ops.launch import run; run(sys.argv[1:]); print('drawn', drawn)"
     words = "--op dot_compress --device cpu --m 20 --d 16 --k 16 --num-inputs 1 --only helion_dot_compress"
     for year in ("STUB_OF_2025", "STUB_OF_2026"):
-        done = under(STUB, "-c", code, *words.split(), "--metrics", "latency", **{year: "1"})
+        done = under(STUB, "-c", code, *words.split(), "--metrics", "latency,accuracy", **{year: "1"})
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1].count(",") == 0, done.stdout
 
