@@ -2,8 +2,8 @@
 
 Truth is autograd through all T iterations of the log form in float64.  Against it, in float32 unless said:
 the exact adjoint, the implicit gradient (three systems, two solvers), the gradient through the last five
-iterations (float64), and the adjoint with the final P in place of every iterate.  Prints every table,
-and writes the heat maps docs/backward.png and some of the tables between the markers of docs/sinkhorn.md.
+iterations (float64), and the adjoint with the final P in place of every iterate.  Writes the heat maps
+docs/backward.png, and the tables between the markers of docs/sinkhorn.md.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ ITERATIONS = (1, 2, 5, 10, 20, 50, 100, 200)
 SCALES = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
 LAST = 5
 TRUNCATED = f"last {LAST} iterations"
-EPS_OF_SOURCES = 1e-10
 RULE = " --- "
 """Below the titles of a table, as docs/sinkhorn.md has it."""
 
 Gradient = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
-def exact(x, p, dy, n_iters, first="rows"):
-    return eager.backward(dy, x, n_iters, 0.0, "log", first)
+def exact(x, p, dy, n_iters):
+    return eager.backward(dy, x, n_iters, 0.0, "log", "rows")
 
 
 def stationary(system, solver, x, p, dy, n_iters):
@@ -65,38 +64,6 @@ def frozen(x, p, dy, n_iters):
     return g
 
 
-def of_the_sources(system, x, p, dy, n_iters):
-    """Their float32 algorithm: plain conjugate gradients, a step for each unknown, 1e-10 in denominators."""
-    r, c = p.sum(-1), p.sum(-2)
-    s_r, s_c = (p * dy).sum(-1), (p * dy).sum(-2)
-    n = p.size(-1)
-    if system != "corrected":
-        r, c = torch.ones_like(r), torch.ones_like(c)
-
-    def apply(y):
-        if system == "full":
-            a, b = y[..., :n], y[..., n:]
-            return torch.cat((a + matvec(p, b), matvec(p.mT, a) + b), -1)
-        return c * y - matvec(p.mT, matvec(p, y) / r)
-
-    b = torch.cat((s_r, s_c), -1) if system == "full" else s_c - matvec(p.mT, s_r / (r + EPS_OF_SOURCES))
-    y, along = torch.zeros_like(b), b
-    left = (b * b).sum(-1, keepdim=True)
-    for _ in range(b.size(-1)):
-        image = apply(along)
-        alpha = left / ((along * image).sum(-1, keepdim=True) + EPS_OF_SOURCES)
-        y, b = y + alpha * along, b - alpha * image
-        now = (b * b).sum(-1, keepdim=True)
-        along = b + now / (left + EPS_OF_SOURCES) * along
-        left = now
-    alpha, beta = (y[..., :n], y[..., n:]) if system == "full" else ((s_r - matvec(p, y)) / r, y)
-    return p * (dy - alpha.unsqueeze(-1) - beta.unsqueeze(-2))
-
-
-def matvec(a, y):
-    return (a @ y.unsqueeze(-1)).squeeze(-1)
-
-
 SOLVED = ("corrected direct", "corrected cg", "reduced direct", "reduced cg", "full cg")
 METHODS: dict[str, Gradient] = {
     "exact": exact,
@@ -104,16 +71,12 @@ METHODS: dict[str, Gradient] = {
     TRUNCATED: truncated,
     "P frozen": frozen,
 }
-SOURCES: dict[str, Gradient] = {
-    f"{system} cg as published": partial(of_the_sources, system)
-    for system in ("corrected", "reduced", "full")
-}
 
 
-def truth(x: torch.Tensor, dy: torch.Tensor, n_iters: int, first: str = "rows"):
+def truth(x: torch.Tensor, dy: torch.Tensor, n_iters: int):
     """(P in float64, its gradient)."""
     x64 = x.double().requires_grad_()
-    p = reference.sinkhorn(x64, n_iters, form="log", first=first)
+    p = reference.sinkhorn(x64, n_iters, form="log")
     return p.detach(), torch.autograd.grad(p, x64, dy.double())[0]
 
 
@@ -148,7 +111,7 @@ def sweep():
                 p64, expected = truth(x, dy, n_iters)
                 p = p64.float()
                 distances[n, name, n_iters] = marginal_error(p64), what_is_left(p64, n_iters)
-                for method, gradient in {**METHODS, **SOURCES}.items():
+                for method, gradient in METHODS.items():
                     errors[n, name, n_iters, method] = relative(gradient(x, p, dy, n_iters), expected)
     return names, errors, distances
 
@@ -189,9 +152,9 @@ SHOWN = "exact", "corrected cg", "P frozen"
 """What docs/sinkhorn.md has rows of."""
 
 
-def summary(names, errors, n: int, n_iters: int, methods=(*METHODS, *SOURCES)) -> str:
+def summary(names, errors, n: int, n_iters: int) -> str:
     rows = []
-    for method in methods:
+    for method in SHOWN:
         found = [errors[n, name, n_iters, method] for name in names]
         rows.append([method, *(f"{e.median():.0e}, {e.max():.0e}" for e in found)])
     titles = ["gradient", *(s if s.startswith("id") else f"{s} randn" for s in names)]
@@ -214,36 +177,6 @@ def no_guarantee(errors, distances) -> str:
     return markdown.table(titles, rows, RULE)
 
 
-def source_comparisons() -> str:
-    """The comparisons of the two published kernels: their inputs, their statistics."""
-    generator = torch.Generator().manual_seed(42)
-    uniform = partial(torch.rand, generator=generator)
-    cases = [
-        ("uniform(0, 4), 65536 x 8 x 8, T = 10", 4 * uniform(65536, 8, 8), 10, 4096),
-        ("randn, 4096 x 8 x 8, T = 10", torch.randn(4096, 8, 8, generator=generator), 10, 4096),
-        ("uniform(0, 4), 4096 x 16 x 16, T = 100", 4 * uniform(4096, 16, 16), 100, 512),
-    ]  # fmt: skip
-    named = ("corrected direct", "corrected cg", "reduced direct", "full cg")
-    methods = {"exact": partial(exact, first="cols"), **{name: METHODS[name] for name in named}, **SOURCES}
-    rows = []
-    for name, x, n_iters, chunk in cases:
-        figures = {method: [] for method in methods}
-        every = torch.randn(x.shape, generator=generator)
-        for part, dy in zip(x.split(chunk), every.split(chunk), strict=True):
-            p64, expected = truth(part, dy, n_iters, first="cols")
-            for method, gradient in methods.items():
-                error = (gradient(part, p64.float(), dy, n_iters).double() - expected).abs()
-                ratio = (error / (expected.abs() + 1e-12)).mean((1, 2))
-                figures[method].append(torch.stack((error.mean((1, 2)), error.amax((1, 2)), ratio)))
-        for method, found in figures.items():
-            mean, most, ratio = torch.cat(found, 1)
-            said = (f"{e:.1e}" for e in (mean.mean(), mean.max(), most.max(), ratio.mean()))
-            rows.append([name, method, *said])
-    columns = "mean error", "largest mean of a matrix", "largest error", "mean of error / entry"
-    titles = "inputs", "gradient", *columns
-    return markdown.table(titles, rows, RULE)
-
-
 def main(options: argparse.Namespace) -> None:
     begin = time.perf_counter()
     names, errors, distances = sweep()
@@ -252,13 +185,9 @@ def main(options: argparse.Namespace) -> None:
         "Largest error of `corrected` by elimination where a measure of convergence is at most a bound, and "
         f"how many matrices are:\n\n{no_guarantee(errors, distances)}"
     )
-    text = [f"n = 4, T = {t}\n\n{summary(names, errors, 4, t, SHOWN)}" for t in (5, 20)]
+    text = [f"n = 4, T = {t}\n\n{summary(names, errors, 4, t)}" for t in (5, 20)]
     page = options.docs / "sinkhorn.md"
     before, rest = page.read_text().split(BEGIN)
     parts = f"{before}{BEGIN}", *text, bounds, f"{END}{rest.split(END)[1]}"
     page.write_text("\n\n".join(parts))
-    for n, t in ((4, 5), (4, 20), (4, 200), (16, 20)):
-        print(f"n = {n}, T = {t}\n\n{summary(names, errors, n, t)}\n")
-    print(f"{bounds}\n\nThe comparisons of the sources, columns normalised first as there\n")
-    print(source_comparisons())
     print(f"{time.perf_counter() - begin:.0f} s")

@@ -54,17 +54,3 @@ def test_the_page_has_the_errors_of_today(n, n_iters, method):
         p, expected = study.truth(x, dy, n_iters)
         found = float(study.relative(study.METHODS[method](x, p.float(), dy, n_iters), expected).median())
         assert before / 4 <= found <= 4 * before, f"{name}: {found:.0e}, the page has {before:.0e}"
-
-
-@pytest.mark.parametrize("name", study.SOURCES)
-def test_what_was_published_is_far_where_iterations_did_not_converge(name):
-    """Three iterations are far from the fixed point that theirs assume, twenty of small logits are not."""
-    for scale, n_iters, far in ((4.0, 3, True), (0.1, 20, False)):
-        x = scale * torch.rand(8, 8, 8, generator=torch.Generator().manual_seed(0))
-        dy = study.make_cotangents(x)
-        p, expected = study.truth(x, dy, n_iters, first="cols")
-        ours = study.exact(x, p.float(), dy, n_iters, first="cols")
-        theirs = study.SOURCES[name](x, p.float(), dy, n_iters)
-        wrong, small = (float((dx - expected).abs().max()) for dx in (theirs, ours))
-        assert small < 1e-6
-        assert (wrong > 100 * small) == far, wrong / small
