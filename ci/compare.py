@@ -1,20 +1,17 @@
 """Join the artefacts of several devices: python -m ci.compare accuracy-*.json [--out FOLDER]
 
 The command prints each device's error in units of its budget, and how far devices are apart, beside the gap
-that models of NVIDIA's and AMD's arithmetic have.  It writes compare.md and compare.png.  Gaps are only
-reported: the exit status is 1 if a device exceeds its own limits, and 2 if artefacts cannot be compared.
+that models of NVIDIA's and AMD's arithmetic have, and writes compare.md.  Gaps are only reported: the exit
+status is 1 if a device exceeds its own limits, and 2 if artefacts cannot be compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
-import importlib.util
 import itertools
 import json
-import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 
@@ -25,9 +22,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("artefacts", nargs="+", type=Path)
-    parser.add_argument(
-        "--out", type=Path, default=Path("accuracy"), help="folder of compare.md and compare.png"
-    )
+    parser.add_argument("--out", type=Path, default=Path("accuracy"), help="folder of compare.md")
     return parser
 
 
@@ -43,8 +38,6 @@ from ci.gate import gate
 from ci.gate import markdown as report
 
 Artefact = dict[str, dict]
-GRADIENT = re.compile(r"\bd[a-zX]")
-"""In the names of results."""
 
 
 def load(path: Path) -> Artefact:
@@ -151,53 +144,8 @@ def conditions(artefact: Artefact) -> str:
     return f"{artefact['device']['name']}; {versions}; {artefact['utc'][:10]}"
 
 
-def picture(artefacts: dict[str, Artefact], path: Path) -> None:
-    """A picture of the worst error of every device and modelled vendor in units of the budget."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    everything = compared(artefacts)
-    names = list(dict.fromkeys(name for name, _ in everything))
-    place = np.arange(len(names))
-    figure, axes = plt.subplots(1, 2, figsize=(9, 1 + 0.13 * len(names)), sharey=True, layout="constrained")
-    first = next(iter(artefacts.values()))["workloads"]
-    for axis, of in zip(axes, ("values", "gradients"), strict=True):
-        part = [pair for pair in everything if bool(GRADIENT.search(pair[1])) is (of == "gradients")]
-
-        def largest(found: Callable[..., dict | None], part=part) -> list[float]:
-            """The largest value of each workload; NaN for workloads without one."""
-            worst = {
-                name: [r["worst"] for n, q in part if n == name and (r := found(n, q))] for name in names
-            }
-            return [max(of, default=np.nan) for of in worst.values()]
-
-        for k, (device, artefact) in enumerate(artefacts.items()):
-            width = 0.8 / len(artefacts)
-            lengths = largest(lambda n, q, artefact=artefact: served(artefact, n, q))
-            axis.barh(place - 0.4 + (k + 0.5) * width, lengths, width, label=device)
-        for vendor, mark in (("nvidia", "|"), ("amd", "x")):
-            models = {n: record.get("model", {}).get(vendor, {}) for n, record in first.items()}
-            lengths = largest(lambda n, q, models=models: models.get(n, {}).get(q))
-            axis.plot(lengths, place, mark, color="black", markersize=4, label=f"{vendor}, modelled")
-        axis.axvline(1.0, color="red", linewidth=1)
-        axis.set_xlabel(f"{of}: largest error / budget")
-        axis.set_xlim(left=0)
-        axis.tick_params("y", labelsize=7)
-        axis.margins(y=0.005)
-    axes[0].set_yticks(place, names)
-    axes[0].invert_yaxis()
-    axes[0].legend(loc="center right", fontsize=8)
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
-
-
 def main() -> int:
-    parser = make_parser()
-    options = parser.parse_args()
-    if importlib.util.find_spec("matplotlib") is None:
-        sys.exit("needs matplotlib: pip install matplotlib")
+    options = make_parser().parse_args()
     try:
         loaded = [load(path) for path in options.artefacts]
     except (OSError, ValueError) as error:
@@ -219,7 +167,6 @@ def main() -> int:
     text += ["", "Gaps, reported only:", "", report.table(gaps(artefacts))]
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "compare.md").write_text("\n".join(text) + "\n")
-    picture(artefacts, options.out / "compare.png")
     print("\n".join(text))
     wrong = [
         f"{device}: {name}: {sentence}"

@@ -621,7 +621,6 @@ def test_compare_reports_gaps_and_fails_on_limits_only(artefact, tmp_path, capsy
     assert status == 0
     assert "5.0 ulp" in text.out
     assert text.out.count("other inputs") == 2
-    assert (tmp_path / "compare.png").stat().st_size > 10_000
     assert "5.0 ulp" in (tmp_path / "compare.md").read_text()
 
     def wrong(data):
