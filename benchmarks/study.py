@@ -3,8 +3,6 @@
     python -m benchmarks.study backward               # docs/sinkhorn.md, docs/backward.png; 40 s on one core
     python -m benchmarks.study dot_compress [--gpu]   # docs/dev/dot_compress.md; some minutes
     python -m benchmarks.study hc_mixes               # prints the tables of docs/mhc.md; a minute
-    python -m benchmarks.study linear_attention_gates [--device cuda]   # docs/dev/linear_attention.md; 30 s
-    python -m benchmarks.study linear_attention_chunks       # of docs/dev/linear_attention.md; 10 s
     python -m benchmarks.study large --device cuda   # prints the numbers of docs/large.md; 20 s
     python -m benchmarks.study recompute --write docs/bench/recompute.csv   # 40 s
     python -m benchmarks.study serving --write docs/bench/serving.csv   # 3 minutes on a GPU
@@ -38,10 +36,6 @@ def make_parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=DOCS / "dev" / "dot_compress.md", help="the file with the markers"
     )
     studies.add_parser("hc_mixes")
-    own = studies.add_parser("linear_attention_gates")
-    own.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    own.add_argument("--gates", nargs="+", help="all on a CPU, gk on a GPU, where others take kernels anew")
-    studies.add_parser("linear_attention_chunks")
     own = studies.add_parser("large")
     own.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     own = studies.add_parser("recompute")
@@ -69,7 +63,8 @@ def main() -> None:
     parser = make_parser()
     options = parser.parse_args()
     gpu = getattr(options, "gpu", options.study == "serving") or getattr(options, "device", "cpu") == "cuda"
-    command.need_gpu(parser, "cuda" if gpu else "cpu", "on a CPU it has the table of errors")
+    instead = "" if options.study == "serving" else "without that option it runs on a CPU"
+    command.need_gpu(parser, "cuda" if gpu else "cpu", instead)
     if not gpu:
         command.need_packages(**NEEDS.get(options.study, {}))
     import_module(f"benchmarks.studies.{options.study}").main(options)
