@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helion_sinkhorn.lab.mixes.budget import RESULTS, error_budget, exact
+from helion_sinkhorn.lab.mixes.budget import RESULTS, evaluated
 from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
 from helion_sinkhorn.lab.rounding import worst
 from helion_sinkhorn.ops.mhc.mixes import launch
@@ -30,9 +30,9 @@ def results(workload, x, dmixes, fn):
 
 
 def check(workload, inputs):
-    truth, budgets = exact(workload, *inputs), error_budget(workload, *inputs)
+    limits = evaluated(workload, *inputs)
     found = dict(zip(RESULTS, results(workload, *(t[0] for t in inputs)), strict=True))
-    shares = {name: worst(t[None], truth[name], budgets[name]) for name, t in found.items()}
+    shares = {name: worst(t[None], limits[name].value, limits[name].budget) for name, t in found.items()}
     assert max(shares.values()) <= 1, shares
 
 

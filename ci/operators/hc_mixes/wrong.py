@@ -26,8 +26,7 @@ from ci.operators.hc_mixes.steps import (
     tf32,
     tf32_cut,
 )
-from helion_sinkhorn import reference
-from helion_sinkhorn.lab.mixes.budget import RESULTS
+from helion_sinkhorn.lab.mixes.budget import RESULTS, by_autograd
 from helion_sinkhorn.lab.mixes.evidence import run
 from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
 
@@ -41,13 +40,8 @@ def summed(product: Product) -> Steps:
 
 def pytorch(w: MixesWorkload, x, dmixes, fn) -> Results:
     """Float32 autograd of the specification."""
-    leaf, rows = x.detach().float().requires_grad_(), fn[0].detach().float().requires_grad_()
-    found = []
-    for k in range(len(x)):
-        mixes = reference.hc_mixes(leaf[k], rows, w.norm_eps, eps_outside=w.eps_outside)
-        dx, dfn = torch.autograd.grad(mixes, (leaf, rows), dmixes[k])
-        found.append((mixes.detach(), dx[k].flatten(1).to(w.dtype), dfn))
-    return dict(zip(RESULTS, map(torch.stack, zip(*found, strict=True)), strict=True))
+    mixes, dx, dfn = by_autograd(w, *(t.flatten(2).float() for t in (x, dmixes, fn)))
+    return {"mixes": mixes, "dx": dx.to(w.dtype), "dfn": dfn}
 
 
 right = by_eager(run, RESULTS)

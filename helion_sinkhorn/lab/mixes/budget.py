@@ -188,13 +188,3 @@ def by_autograd(workload: MixesWorkload, x, dmixes, fn) -> tuple[torch.Tensor, .
         mixes = reference.hc_mixes(leaf, fn_leaf, workload.norm_eps, eps_outside=workload.eps_outside)
         found.append((mixes.detach(), *torch.autograd.grad(mixes, (leaf, fn_leaf), upstream)))
     return tuple(map(torch.stack, zip(*found, strict=True)))
-
-
-def exact(workload: MixesWorkload, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The results in float64; arguments are as in `evaluated`."""
-    return {name: e.value for name, e in evaluated(workload, *inputs).items()}
-
-
-def error_budget(workload: MixesWorkload, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The largest error that an implementation may have, entry by entry; arguments are as in `evaluated`."""
-    return {name: e.budget for name, e in evaluated(workload, *inputs).items()}

@@ -213,13 +213,3 @@ def systematic(
         for name, limit in limits.items():
             most[name] = max(most[name], abs(bias(found[name], limit.value, spreads[name])))
     return most
-
-
-def exact(workload: HcSiteWorkload, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The results in float64; arguments are as in `evaluated`."""
-    return {name: e.value for name, e in evaluated(workload, *inputs).items()}
-
-
-def error_budget(workload: HcSiteWorkload, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The largest error that an implementation may have, entry by entry; arguments are as in `evaluated`."""
-    return {name: e.budget for name, e in evaluated(workload, *inputs).items()}
