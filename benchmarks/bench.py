@@ -54,8 +54,6 @@ def make_parser() -> argparse.ArgumentParser:
     own = table("sinkhorn", None)
     own.add_argument("--quick", action="store_true", help="both forms, few batches, no compile, no peers")
     own.add_argument("--report-only", type=Path, metavar="CSV", help="render this file, measure nothing")
-    own.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    own.add_argument("--no-peers", action="store_true", help="leave other packages out")
     own = table("residual_path", 600.0)
     own.add_argument("--tokens", type=int, default=1 << 13)
     own.add_argument("--columns", type=int, nargs="+", default=[4096, 7168], help="C, entries of a stream")

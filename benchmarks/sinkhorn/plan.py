@@ -13,7 +13,7 @@ from benchmarks.sinkhorn.tasks import Job
 FILE, NAMES, WORKERS = "bench.csv", tuple(peers.FUNCTIONS), 2 * (os.cpu_count() or 1)
 FIRST_COLUMNS = (
     "section", "function", "n", "batch", "dtype", "iterations", "pass", "timer", "us", "us_20", "us_80",
-    "quantity", "bytes", "seconds", "error", "gradient_error", "note", "package_version",
+    "quantity", "bytes", "error", "gradient_error", "note", "package_version",
 )  # fmt: skip
 LARGEST_BYTES = 8 << 30
 """Most bytes of logits, upstream gradient and result together; larger batches are skipped."""
@@ -81,11 +81,10 @@ def planned(options: argparse.Namespace) -> list[list[Job]]:
     ]  # fmt: skip
     # a pass of eager PyTorch takes 15 ms: enough of them
     beside = sweeps(PEER_BATCHES, functions=("eager",), milliseconds=3 * short)
-    for name in () if options.no_peers else peers.PEERS:
+    for name in peers.PEERS:
         sizes = peers.FUNCTIONS[name].sizes
         beside += [job for job in sweeps(PEER_BATCHES, functions=(name,)) if not sizes or job.n in sizes]
-    if not options.no_compile:
-        # it compiles anew for every batch: side by side
-        compiled = sweeps(PEER_BATCHES, functions=(peers.COMPILED,), milliseconds=3 * short)
-        beside += [replace(job, batches=(batch,)) for job in compiled for batch in job.batches]
-    return [own, variants, beside, [other("first call")]]
+    # it compiles anew for every batch: side by side
+    compiled = sweeps(PEER_BATCHES, functions=(peers.COMPILED,), milliseconds=3 * short)
+    beside += [replace(job, batches=(batch,)) for job in compiled for batch in job.batches]
+    return [own, variants, beside]

@@ -21,7 +21,7 @@ CALLED = {"graph": "in a CUDA graph", "eager": "single calls"}
 """The timers in a legend.  One by one, small batches show the time and the noise of the host."""
 KEY = ["n", "dtype", "batch", "pass", "timer"]
 COLUMNS = (
-    *KEY, "function", "note", "quantity", "bytes", "seconds", "error", "gradient_error", "config", "us",
+    *KEY, "function", "note", "quantity", "bytes", "error", "gradient_error", "config", "us",
     "us_20", "us_80", "package_version",
 )  # fmt: skip
 """Those that are read, whether a run had them or not."""
@@ -453,8 +453,6 @@ def text(results: Results) -> str:
     section("Memory", memory, markdown.of_records(memory))
     if not results.section("lanes").empty:
         section("Small batches, forward and backward", True, LANES, lanes_table(results))
-    first = [{"": r.quantity, "s": f"{r.seconds:.2f}"} for r in results.section("first call").itertuples()]
-    section("First call in a fresh process", first, markdown.of_records(first))
     if results.timed.error.notna().any():
         section("Errors", True, CHECKED, checks(results))
     absent = left_out(results)

@@ -1,4 +1,4 @@
-"""What a job of `benchmarks.bench sinkhorn` does: a sweep, host time, small batches or first calls."""
+"""What a job of `benchmarks.bench sinkhorn` does: a sweep, host time or small batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from benchmarks import peer_files, timing
 from benchmarks.jobs import Row, said
 from benchmarks.memory import clear, most_allocated
 from benchmarks.sinkhorn import peers
-from benchmarks.studies import first_call
 from helion_sinkhorn.lab.tuning.timing import synchronize
 
 ROOT = Path(__file__).parents[2]
@@ -339,13 +338,4 @@ def lanes(job: Job) -> Iterator[Row | None]:
             yield {**row, **timing.named(times)}
 
 
-def first_calls(job: Job) -> Iterator[Row | None]:
-    """Seconds of the first forward and the first backward in a fresh process."""
-    yield None
-    now = timing.conditions(torch.device(job.device))
-    for state, laps in first_call.by_state(4, job.device, 1):
-        for row in first_call.rows(4, state, laps):
-            yield {"function": peers.OURS, **row, **now}
-
-
-TASKS = {"sweep": sweep, "host": host, "lanes": lanes, "first call": first_calls}
+TASKS = {"sweep": sweep, "host": host, "lanes": lanes}

@@ -187,7 +187,6 @@ def sample_rows() -> list[dict[str, object]]:
                      "us_80": us, "bytes": size})  # fmt: skip
     for name, size in ((peers.OURS, 64.0), ("eager", 3184.0)):
         rows.append({"section": "memory", "function": name, "quantity": "kept", "bytes": size})
-    rows.append({"section": "first call", "quantity": "forward, empty compile cache", "seconds": 2.5})
     rows.append({"section": "left out", "function": "slow peer", "n": 8, "note": "not ready after 60 s"})
     return rows
 
