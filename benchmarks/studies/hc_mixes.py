@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 
 from helion_sinkhorn import reference
+from helion_sinkhorn.lab.rounding import bfloat16_parts, tf32, tf32_cut
 from helion_sinkhorn.lab.tuning import markdown
 
 TOKENS, STREAMS, ROWS = 512, 4, 24
@@ -20,28 +21,8 @@ SIZES = ((4096, 0.01), (7168, 0.03))
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
-def tf32(x: torch.Tensor) -> torch.Tensor:
-    """The nearest number of 11 bits."""
-    bits = x.float().view(torch.int32)
-    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32).to(x.dtype)
-
-
-def tf32_cut(x: torch.Tensor) -> torch.Tensor:
-    """The leading 11 bits."""
-    return (x.float().view(torch.int32) & ~0x1FFF).view(torch.float32).to(x.dtype)
-
-
 def parts(count: int) -> Change:
-    """The sum of `count` bfloat16 numbers, each the nearest to what the ones before it left."""
-
-    def change(x: torch.Tensor) -> torch.Tensor:
-        left, total = x.clone(), torch.zeros_like(x)
-        for _ in range(count):
-            part = left.bfloat16().to(x.dtype)
-            total, left = total + part, left - part
-        return total
-
-    return change
+    return lambda x: sum(bfloat16_parts(x, count))
 
 
 FACTORS: dict[str, Change] = {

@@ -69,6 +69,26 @@ class Rounding:
         return self.sum(a * w, axis)
 
 
+def tf32(t: torch.Tensor) -> torch.Tensor:
+    """The nearest number of 11 bits."""
+    bits = t.float().view(torch.int32)
+    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32).to(t.dtype)
+
+
+def tf32_cut(t: torch.Tensor) -> torch.Tensor:
+    """The leading 11 bits."""
+    return (t.float().view(torch.int32) & ~0x1FFF).view(torch.float32).to(t.dtype)
+
+
+def bfloat16_parts(t: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """bfloat16 numbers that add up to t, each the nearest to what the ones before it left."""
+    found, left = [], t
+    for _ in range(count):
+        found.append(left.bfloat16().to(t.dtype))
+        left = left - found[-1]
+    return found
+
+
 def half_ulp(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The error of rounding `exact` to `dtype` once; float32 is the arithmetic itself and adds nothing."""
     if dtype in (torch.float32, torch.float64):

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ci.gate.arithmetic import keep_bits
 from ci.gate.columns import Change, same
 from ci.gate.products import Product, cut, plain
 from ci.gate.wrong import Results
 from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
+from helion_sinkhorn.lab.rounding import bfloat16_parts
 
 TILE = 64
 """Terms of a product that a program loads at a time."""
@@ -25,32 +25,14 @@ DEPTH = 16
 """Terms that a matrix unit adds at a time."""
 
 
-def tf32(t: torch.Tensor) -> torch.Tensor:
-    """The nearest number of 11 bits."""
-    return keep_bits((t + t * 2.0**-11).float(), 10).to(t.dtype)
-
-
-def tf32_cut(t: torch.Tensor) -> torch.Tensor:
-    return keep_bits(t.float(), 10).to(t.dtype)
-
-
-def parts(t: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """bfloat16 numbers that add up to t, each the nearest to what the ones before it left."""
-    found, left = [], t
-    for _ in range(count):
-        found.append(left.bfloat16().to(t.dtype))
-        left = left - found[-1]
-    return found
-
-
 def of_parts(count: int) -> Change:
-    return lambda t: sum(parts(t, count))
+    return lambda t: sum(bfloat16_parts(t, count))
 
 
 def in_three_parts(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Tile by tile on a matrix unit that cuts, bfloat16 parts without their three smallest products."""
     pairs = [(i, j) for i, j in itertools.product(range(3), range(3)) if i + j < 3]
-    lefts, rights = parts(a.float(), 3), parts(b.float(), 3)
+    lefts, rights = bfloat16_parts(a.float(), 3), bfloat16_parts(b.float(), 3)
     pairs = [(i, j) for i, j in pairs if lefts[i].any() and rights[j].any()]
     total = torch.zeros(*a.shape[:-1], b.size(-1))
     for first in range(0, a.size(-1), TILE):

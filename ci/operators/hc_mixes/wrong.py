@@ -23,12 +23,11 @@ from ci.operators.hc_mixes.steps import (
     norm_factor,
     of_parts,
     reciprocal_norm,
-    tf32,
-    tf32_cut,
 )
 from helion_sinkhorn.lab.mixes.budget import RESULTS, by_autograd
 from helion_sinkhorn.lab.mixes.evidence import run
 from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
+from helion_sinkhorn.lab.rounding import tf32, tf32_cut
 
 ODD, SINGLE, LONG, HEAD = (f"mixes_{name}" for name in ("odd", "odd_fp32", "long", "head"))
 

@@ -18,10 +18,11 @@ from ci.gate.products import in_float64, split, tree
 from ci.gate.wrong import Results, Run, Wrong, everywhere, narrow
 from ci.operators.hc_mixes import wrong as of_mixes
 from ci.operators.hc_mixes.steps import Steps as Projection
-from ci.operators.hc_mixes.steps import of_parts, reciprocal_norm, tf32
+from ci.operators.hc_mixes.steps import of_parts, reciprocal_norm
 from ci.operators.hc_site import boundary
 from ci.operators.hc_site.steps import EXACT, Steps, exactly, in_order, pytorch, right
 from ci.operators.hc_split_sinkhorn import steps as coefficients
+from helion_sinkhorn.lab.rounding import tf32
 from helion_sinkhorn.lab.site.budget import RESULTS
 from helion_sinkhorn.lab.site.evidence import NAMES
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
