@@ -57,26 +57,26 @@ def part_of(t: torch.Tensor, share: float, rank: int, axis: int = 1) -> torch.Te
 
 
 def differentiated(function: Any, given: dict[str, torch.Tensor], *upstream: torch.Tensor) -> list[Any]:
-    """The results, and the gradients of all that is given."""
+    """The results, and the gradients of all that is given, on a CPU."""
     leaves = {name: t.clone().requires_grad_() for name, t in given.items()}
     found = function(**leaves)
     results = found if isinstance(found, tuple) else (found,)
     gradients = torch.autograd.grad(results, [*leaves.values()], upstream)
-    return [*(t.detach() for t in results), *gradients]
+    return [*(t.detach().cpu() for t in results), *(t.cpu() for t in gradients)]
 
 
 def of_group(mesh: Any) -> dict[Any, list[torch.Tensor]]:
-    """P and gradients of this process's rows."""
-    found, rank, group = {}, mesh.get_rank(), mesh.get_group()
+    """P and gradients of this process's rows, computed on its device."""
+    found, rank, group, device = {}, mesh.get_rank(), mesh.get_group(), mesh.device_type
     for share, dtype in SHARED:
-        x, dy = (part_of(t, share, rank).to(dtype) for t in (logits(), upstream()))
+        x, dy = (part_of(t, share, rank).to(device, dtype) for t in (logits(), upstream()))
         for first in FIRSTS:
             shared = {"first": first, "group": group}
             for name, options in WITHOUT.items():
                 found[name, first, share, dtype] = differentiated(
                     lambda logits, o=options, s=shared: sinkhorn(logits, **o, **s), {"logits": x}, dy
                 )
-            given = {k: t.to(dtype) for k, t in marginals().items()}
+            given = {k: t.to(device, dtype) for k, t in marginals().items()}
             given["log_row_marginals"] = part_of(given["log_row_marginals"], share, rank)
             found["marginals", first, share, dtype] = differentiated(
                 lambda s=shared, **given: sinkhorn(n_iters=4, form="log", **given, **s),

@@ -107,17 +107,33 @@ def test_the_public_functions_take_the_kernels():
     assert part[0, 100:].eq(0).all()
 
 
-@pytest.mark.parametrize("share", [0.5, 0.1])
-def test_a_teacher_on_two_gpus(share):
-    """By the kernels, but where the lines of one part are short: then all take PyTorch."""
+@pytest.fixture(scope="module")
+def on_two_gpus():
     if torch.cuda.device_count() < WORLD:
         pytest.skip(f"{WORLD} GPUs are needed")
     ranks = Ranks("cuda")
-    found = ranks(sinkhorn_ranks.of_teacher_on_gpus, share)
+    yield ranks
     ranks.stop()
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1])
+def test_a_teacher_on_two_gpus(on_two_gpus, share):
+    """By the kernels, but where the lines of one part are short: then all take PyTorch."""
+    found = on_two_gpus(sinkhorn_ranks.of_teacher_on_gpus, share)
     assert [by_kernels for by_kernels, _ in found] == [share == 0.5] * WORLD
     true = sinkhorn_knopp_teacher(sinkhorn_ranks.logits()[0], 0.1, 3)
     torch.testing.assert_close(torch.cat([t for _, t in found]).double(), true, rtol=0, atol=2e-5)
+
+
+def test_gradients_on_two_gpus(on_two_gpus, on_two_processes):
+    """By PyTorch, as on two CPUs, which test_distributed.py compares with the whole matrices."""
+    for found, true in zip(*(ranks(sinkhorn_ranks.of_group) for ranks in (on_two_gpus, on_two_processes)),
+                           strict=True):  # fmt: skip
+        assert found.keys() == true.keys()
+        for call, results in true.items():
+            rounding = 1e-11 if results[0].dtype == torch.float64 else 2e-5
+            for a, b in zip(found[call], results, strict=True):
+                assert (a - b).abs().max() <= rounding * b.abs().max(), call
 
 
 def test_the_gradient_keeps_four_vectors_an_iteration():
