@@ -130,9 +130,9 @@ def test_gradients_on_two_gpus(on_two_gpus, on_two_processes):
     for found, true in zip(*(ranks(sinkhorn_ranks.of_group) for ranks in (on_two_gpus, on_two_processes)),
                            strict=True):  # fmt: skip
         assert found.keys() == true.keys()
-        for call, results in true.items():
-            rounding = 1e-11 if results[0].dtype == torch.float64 else 2e-5
-            for a, b in zip(found[call], results, strict=True):
+        for call, tensors in true.items():
+            rounding = 1e-11 if tensors[0].dtype == torch.float64 else 2e-5
+            for a, b in zip(found[call], tensors, strict=True):
                 assert (a - b).abs().max() <= rounding * b.abs().max(), call
 
 
