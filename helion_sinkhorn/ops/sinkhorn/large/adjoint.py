@@ -19,11 +19,6 @@ def inverse(r):
     return torch.where(r == -float("inf"), 0.0, exp(-r))
 
 
-def change(g, before):
-    """e^(g - before), or 0 where `before` is -inf."""
-    return torch.where(before == -float("inf"), 0.0, exp(g - before))
-
-
 def upstream_part(f, g, rest, dy, linear):
     """P dY divided by what the terms of its segment are relative to; with linear f and g, less eps's part."""
     if linear:
@@ -151,7 +146,7 @@ def sinkhorn_large_back(
         total = hl.zeros([i, m], dtype=torch.float32)
         factor = hl.load(scale, [0])
         earlier = before[i, :]
-        moved = change(g[i, :], earlier) * column[i, :]
+        moved = torch.where(earlier == -float("inf"), 0.0, exp(g[i, :] - earlier)) * column[i, :]
         for t in hl.tile(block.begin, block.end):
             z = above_base(x[i, t, :], factor, base[i, t])
             p = exp(z + earlier[:, None, :] + within(f[i, t], t.index, n, rows)[:, :, None], m)

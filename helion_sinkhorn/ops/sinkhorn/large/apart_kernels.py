@@ -9,8 +9,13 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.large.adjoint import change, inverse, within
+from helion_sinkhorn.ops.sinkhorn.large.adjoint import inverse, within
 from helion_sinkhorn.ops.sinkhorn.large.kernels import above_base, divided, exp, finite, moved
+
+
+def change(g, before):
+    """e^(g - before), or 0 where `before` is -inf."""
+    return torch.where(before == -float("inf"), 0.0, exp(g - before))
 
 
 def sinkhorn_large_apart_step(
