@@ -3,6 +3,7 @@
     python -m benchmarks.study backward               # docs/sinkhorn.md, docs/backward.png; 40 s on one core
     python -m benchmarks.study dot_compress [--gpu]   # docs/dev/dot_compress.md; some minutes
     python -m benchmarks.study hc_mixes               # prints the tables of docs/mhc.md; a minute
+    python -m benchmarks.study linear_attention_gates [--device cuda]   # docs/dev/linear_attention.md; 30 s
     python -m benchmarks.study large --device cuda   # prints the numbers of docs/large.md; 20 s
     python -m benchmarks.study recompute --write docs/bench/recompute.csv   # 40 s
     python -m benchmarks.study serving --write docs/bench/serving.csv   # 3 minutes on a GPU
@@ -36,6 +37,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=DOCS / "dev" / "dot_compress.md", help="the file with the markers"
     )
     studies.add_parser("hc_mixes")
+    own = studies.add_parser("linear_attention_gates")
+    own.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    own.add_argument("--gates", nargs="+", help="all on a CPU, gk on a GPU, where others take kernels anew")
     own = studies.add_parser("large")
     own.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     own = studies.add_parser("recompute")
