@@ -21,6 +21,8 @@ CALLS = [
     (160, 150, "rows", True, 100, torch.float32),
     (129, 129, "cols", True, 3, torch.float32),
     (300, 1000, "rows", True, 3, torch.bfloat16),
+    (1025, 1025, "rows", True, 20, torch.float32),
+    (300, 257, "rows", True, 5, torch.bfloat16),
     (64, 8192, "rows", False, 3, torch.float32),
 ]
 
