@@ -200,7 +200,7 @@ def sinkhorn_large_terms(
 
     A program has a tile: 64 x 64 reads 128 factors of a term for 4096 products, where two rows of 1024 read
     1026 for 2048, and lines of any length leave little padding.  Vectors are filled with zeros to a multiple
-    of TILE entries: a load without a mask takes half the instructions.
+    of TILE entries, but for pieces of rows: a load without a mask takes half the instructions.
 
     linear: base_f and base_g are u and v of the deepseek form, there is one base, and the terms are not
     relative.
@@ -246,7 +246,7 @@ def sinkhorn_large_gradient(
     """Write dx (B, n, m): d less the share of its own row sums in the first row step, twice.
 
     The step has first_f above `first`, or u of the deepseek form if it is linear.  row (B, n) receives the
-    sums, divided by r.
+    sums, divided by r.  dx may be d.
     """
     n, m, linear = facts
     batch = x.size(0)

@@ -1,7 +1,7 @@
 """The iterations of `kernels` and `adjoint` for rows of 2^k + 1 entries, the last of which is apart.
 
 A program has a power of two of columns, so that 1025, of SuperGlue's 1024 points and dustbin, would be
-computed as 2048.  `last` and what ends in _last are of the last column.
+computed as 2048.  What has last or end in its name is of the last column.
 """
 
 from __future__ import annotations

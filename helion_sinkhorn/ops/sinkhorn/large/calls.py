@@ -32,6 +32,7 @@ from helion_sinkhorn.ops.sinkhorn.large.space import (
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Choices, Chosen, chosen_for, launch, repeated
 from helion_sinkhorn.runtime.space import default_only, power_of_two
+from helion_sinkhorn.runtime.views import INT32_ELEMENTS
 
 ROOM = "helion_sinkhorn.ops.sinkhorn.large"
 
@@ -89,7 +90,8 @@ KERNELS = {
     name: Kernel(
         name, f"{ROOM}.{body}:{name}", LargeCall, default, space, facts, numbers=numbers,
         # launches of long lines take a tenth of a millisecond or more
-        traits=frozenset() if body == "wide_kernels" else frozenset({"overlaps"}),
+        traits=frozenset({"overlaps"} if body != "wide_kernels" else ())
+        | frozenset({"in place"} if name.endswith("gradient") else ()),
     )
     for name, body, default, space, facts, numbers in (
         ("sinkhorn_large_first", "kernels", rows_default, default_only(rows_default), rows_facts, 0),
@@ -140,6 +142,8 @@ WHOLE = {apart: name for name, (apart, _) in APART.items()}
 def form_of(name: str, call: LargeCall) -> tuple[str, tuple[int, ...]]:
     """The kernel that a call launches for `name`, and the operands whose last column is apart."""
     apart = call.m > SHORTEST and call.m - 1 == power_of_two(call.m - 1) and not call.turned
+    # Helion chooses 32-bit indices by the entries without the last column, and up to 8 matrices run together
+    apart = apart and 8 * call.n * call.m < INT32_ELEMENTS
     return APART[name] if apart and name in APART else (name, ())
 
 

@@ -33,12 +33,12 @@ from helion_sinkhorn.ops.sinkhorn.large.space import ALIGNED
 from helion_sinkhorn.ops.sinkhorn.large.terms import low_rank, of_products
 from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, chosen_for, device_of
-from helion_sinkhorn.runtime.views import VECTOR_BYTES, matrices_of, placed
+from helion_sinkhorn.runtime.views import INT32_ELEMENTS, VECTOR_BYTES, matrices_of, placed
 
 GROUP_BYTES = 34 << 20
 """Bytes of the logits that run all iterations together and stay in L2: room for 8 of 1025 x 1025."""
 SCRATCH_BYTES = 128 << 20
-"""The most float32 that a gradient of 16 bits takes besides: 340 rows of 98304, enough for every SM."""
+"""Bytes of float32 that a gradient of 16 bits takes besides: some hundred rows of 98304."""
 
 
 def marginals_of(
@@ -152,19 +152,28 @@ def together(x: torch.Tensor, ranks: Ranks = ALONE) -> list[slice]:
     return [slice(k, k + step) for k in range(0, batch, step)]
 
 
-def pieces(x: torch.Tensor, is_narrow: bool) -> list[tuple[slice, slice]]:
+def pieces(x: torch.Tensor, rounds: bool) -> list[tuple[slice, slice]]:
     """(matrices, rows) whose gradient is finished together.
 
-    That of 16 bits is in float32 between two launches, which is no more than SCRATCH_BYTES: pieces of a
-    larger matrix have one number of rows, which is a constant of the code, and the last ones overlap.
+    Results of 16 bits are in float32 before they are rounded, in about SCRATCH_BYTES: of a larger matrix the
+    pieces have one number of rows, which is a constant of the code and the same for all batches, and the last
+    one begins in the one before.
     """
-    _, n, m = x.shape
+    batch, n, m = x.shape
     tail, found = n % ALIGNED, []
     for part in together(x):
-        fit = SCRATCH_BYTES // (4 * m * len(x[part])) - tail if is_narrow else n
+        fit = SCRATCH_BYTES // (4 * m * (part.stop - part.start)) - tail if rounds else n
         step = max(1, fit // ALIGNED) * ALIGNED
-        height = min(n, step + tail)
-        found += [(part, slice(k, k + height)) for k in (*range(0, n - height, step), n - height)]
+        height = step + tail
+        if height >= n:
+            found.append((part, slice(None)))
+            continue
+        matrices = range(batch)[part]
+        # Helion chooses 32-bit indices by the entries of a piece, which lie farther apart
+        far = (len(matrices) - 1) * n * m + height * m >= INT32_ELEMENTS
+        parts = [slice(k, k + 1) for k in matrices] if far else [part]
+        starts = *range(0, n - height, step), n - height
+        found += [(each, slice(k, k + height)) for each in parts for k in starts]
     return found
 
 
@@ -240,6 +249,8 @@ def backward(
             f"sinkhorn_large_{'wide_gradient' if wide else 'gradient'}", piece, d, of.scale, first_r[at],
             own_f[at], of.base[at], first_f[at], rows[0][at], to, values=values[-1:],
         )  # fmt: skip
+        # its memory is that of the next piece
+        del d
     if scaled_by is not None:
         torch.mul(into, scaled_by, out=dx)
     if of_marginals:

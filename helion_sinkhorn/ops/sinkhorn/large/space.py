@@ -19,7 +19,7 @@ LONGEST_ABREAST = 2048
 TILE = 64
 """The longest side of a tile of sinkhorn_large_terms."""
 ALIGNED = 8
-"""Entries, of 16 bits too, that take a multiple of 16 bytes, as lines that are read in vectors do."""
+"""Rows that take a multiple of 16 bytes at any length, of entries of 16 bits too."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,8 @@ def whole_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
 
 def terms_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
     # where lines are not aligned a thread has one column, and reads a factor of the rows for each product
-    rows, warps = (16, 2) if (call.n if call.turned else call.m) % ALIGNED else (TILE, 4)
+    entries = 4 if call.dtype == "float32" else 8
+    rows, warps = (16, 2) if (call.n if call.turned else call.m) % entries else (TILE, 4)
     return (("block_sizes", (rows, TILE)), ("num_warps", warps)), ()
 
 

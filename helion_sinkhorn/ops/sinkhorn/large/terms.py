@@ -21,7 +21,8 @@ def segment_of(n: int, m: int) -> int:
 
 def filled(t: torch.Tensor) -> torch.Tensor:
     """t (..., k), contiguous, with zeros up to a multiple of TILE entries."""
-    return torch.nn.functional.pad(t, (0, -t.size(-1) % TILE)).contiguous()
+    missing = -t.size(-1) % TILE
+    return (torch.nn.functional.pad(t, (0, missing)) if missing else t).contiguous()
 
 
 def segments(of: State, length: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -154,7 +154,7 @@ def sinkhorn_large_wide_gradient(
     dx: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """Write what sinkhorn_large_gradient computes; d is read three times, twice for its sums."""
+    """Write what sinkhorn_large_gradient computes; d, which dx may be, is read three times."""
     n, m, linear = facts
     batch = x.size(0)
     hl.specialize((x.stride(), d.stride(), log_r.stride(), df.stride()))
