@@ -246,6 +246,7 @@ def gradients_of(function, given, upstream, own, norm, dtype=None, **options):
         ((1,), 2, 5, "io"),
         ((67,), 4, 2, "oi"),
         ((3,), 2, 600, "io"),
+        ((3,), 2, 600, "oi"),
     ],
     ids=str,
 )

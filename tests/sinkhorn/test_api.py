@@ -126,9 +126,11 @@ POISONS = {
 @pytest.mark.parametrize("poison", POISONS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("first", FIRSTS)
-@pytest.mark.parametrize(("n_iters", "place"), [(1, 6), (20, 3)])
-def test_what_is_undefined_stays_in_its_own_matrix(poison, form, first, n_iters, place):
-    x, dp = randn(7, 4, 4), randn(7, 4, 4, seed=1)
+@pytest.mark.parametrize(
+    ("n_iters", "place", "shape"), [(1, 6, (4, 4)), (20, 3, (4, 4)), (20, 3, (3, 5))], ids=str
+)
+def test_what_is_undefined_stays_in_its_own_matrix(poison, form, first, n_iters, place, shape):
+    x, dp = randn(7, *shape), randn(7, *shape, seed=1)
     rows, cols, value = POISONS[poison]
     bad = x.clone()
     bad[place, rows, cols] = value

@@ -414,14 +414,20 @@ def adjoint_of_its_own(logits, dy, *call):
     forward.adjoint = adjoint
     return forward
 
-for build in (gradient, iteration, forward_alone, adjoint_of_its_own):
+def wrong_adjoint(logits, dy, *call):
+    forward = adjoint_of_its_own(logits, dy, *call)
+    right = forward.adjoint
+    forward.adjoint = lambda: 1.02 * right()
+    return forward
+
+for build in (gradient, iteration, forward_alone, adjoint_of_its_own, wrong_adjoint):
     BACKENDS[build.__name__] = Backend(build, peer=True)
 BACKENDS["approximate"] = Backend(gradient, peer=True, approximate=True)
 BACKENDS["absent"] = Backend(iteration, peer=True, missing="its package is not installed")
 """
 CAUGHT = {
     "helion_sinkhorn": (), "adjoint_of_its_own": (), "iteration": MODES, "forward_alone": WITH_GRADIENTS,
-    "gradient": WITH_GRADIENTS, "approximate": (), "absent": MODES,
+    "gradient": WITH_GRADIENTS, "wrong_adjoint": WITH_GRADIENTS, "approximate": (), "absent": MODES,
 }  # fmt: skip
 """Backend -> the modes in which the run has to fail when --only names it.
 

@@ -17,7 +17,8 @@ OPERATORS = (
 )  # fmt: skip
 IN_BOTH = (
     "zeroed_and_raises", "zeroed_inputs", "zeroed_and_uniform", "unwritten_rows", "even_calls", "odd_calls",
-    "third_calls_0", "third_calls_1", "third_calls_2", "timed_run", "other_bits", "middle_row", "one_entry",
+    "third_calls_0", "third_calls_1", "third_calls_2", "timed_run", "other_bits", "middle_row",
+    "last_gradient", "one_entry",
 )  # fmt: skip
 IN_FORWARD = ("other_dtype", "other_shape")
 """Autograd refuses these of a gradient."""

@@ -205,6 +205,16 @@ class TestPublicFunction:
         module = nn.Sinkhorn(5, backward=Implicit("full", "cg"))
         assert torch.equal(value_and_gradient(module, x, dy)[1], results["full", "cg"])
 
+    @pytest.mark.parametrize("first", ["rows", "cols"])
+    @pytest.mark.parametrize("form", ["deepseek", "log"])
+    def test_p_is_that_of_the_exact_gradient(self, form, first):
+        x = make_logits("randn_1", 6, 3, 5)
+        dy = make_cotangents(x)
+        options = {"n_iters": 6, "form": form, "first": first}
+        p, dx = value_and_gradient(lambda t: sinkhorn(t, backward="implicit", **options), x, dy)
+        assert torch.equal(p, sinkhorn(x, **options))
+        assert torch.equal(dx, implicit.backward(dy, p, 6, "corrected", "auto", torch.float32))
+
     def test_plan_says_what_is_kept(self):
         x = torch.zeros(2, 4, 4)
         assert "P kept" in plan(x, backward="implicit").backward

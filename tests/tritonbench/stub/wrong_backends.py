@@ -42,6 +42,9 @@ def in_the_timed_run():
 class Wrong:
     """One way to be wrong: what is done to inputs before a call and to each result, gradients among them."""
 
+    last = 0
+    """The place of the last argument that has a gradient."""
+
     def __init__(self):
         self.calls = {}
 
@@ -122,6 +125,14 @@ class Row(Wrong):
         return t
 
 
+class LastGradient(Row):
+    """Of several gradients the last one alone is."""
+
+    def spoiled(self, key, call, t):
+        is_right = key.startswith("d") and key != f"d{self.last}"
+        return t.clone() if is_right else super().spoiled(key, call, t)
+
+
 class Entry(Wrong):
     """One entry of it is 10 % off."""
 
@@ -162,6 +173,7 @@ WRONG = {
     **{f"third_calls_{which}": functools.partial(SomeCalls, 3, which) for which in range(3)},
     "timed_run": TimedRun,
     "middle_row": Row,
+    "last_gradient": LastGradient,
     "one_entry": Entry,
     **FORWARD_ALONE,
 }
@@ -201,6 +213,9 @@ def planted(kind, function, mode):
     def call(*inputs, **options):
         wrong.before([t for t in inputs if isinstance(t, torch.Tensor)])
         if gradients:
+            wrong.last = max(
+                k for k, t in enumerate(inputs) if isinstance(t, torch.Tensor) and t.requires_grad
+            )
             inputs = [
                 Leaf.apply(t, wrong, f"d{k}") if isinstance(t, torch.Tensor) and t.requires_grad else t
                 for k, t in enumerate(inputs)
