@@ -126,7 +126,7 @@ class Row(Wrong):
 
 
 class LastGradient(Row):
-    """Of several gradients the last one alone is."""
+    """The last one of several gradients is 5 % off in a row."""
 
     def spoiled(self, key, call, t):
         is_right = key.startswith("d") and key != f"d{self.last}"
