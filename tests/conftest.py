@@ -116,6 +116,18 @@ def on_two_processes():
 
 
 @pytest.fixture
+def mesh():
+    """A mesh of this process alone."""
+    if not torch.distributed.is_available() or torch.distributed.is_initialized():
+        pytest.skip("no process group of its own")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
 def fresh_caches():
     """Nothing looked up, refused or launched before a test, and nothing of it afterwards."""
     from helion_sinkhorn.runtime.launch import forget

@@ -6,7 +6,6 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from autograd_calls import assert_equal, randn
 from hc_sites import site_inputs, site_results, upstream_of
 from launches import SITES, kernels_on_cpu
@@ -137,18 +136,6 @@ def test_a_layer_compiled_and_checkpointed():
         assert_equal(
             stepped(layer, x, lambda t, r=use_reentrant: checkpoint(layer, t, use_reentrant=r)), plain
         )
-
-
-@pytest.fixture
-def mesh():
-    """A mesh of this process alone."""
-    if not dist.is_available() or dist.is_initialized():
-        pytest.skip("no process group of its own")
-    from torch.distributed.device_mesh import init_device_mesh
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 def test_distributed_tensors_go_to_the_parts(mesh, monkeypatch):

@@ -252,11 +252,6 @@ def test_vllm_makes_ours_of_its_classes(vllm):
     assert vllm.plugin.register("all") == vllm.names
 
 
-def assert_same(found, wanted):
-    """Bits, shapes and dtypes."""
-    assert_equal(list(found), list(wanted))
-
-
 @pytest.mark.parametrize("with_norm", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_vllm_has_the_bits_of_the_functions(vllm, dtype, with_norm):
@@ -267,25 +262,25 @@ def test_vllm_has_the_bits_of_the_functions(vllm, dtype, with_norm):
         **dict(zip(PRE, (d.residual, *site, *CONSTANTS), strict=True)), **norm
     )
     wanted = hc_site(d.residual, *site, **options)
-    assert_same((y, post[..., 0], comb), wanted[:3])
+    assert_equal((y, post[..., 0], comb), wanted[:3])
     x, post, comb, y = vllm.mhc.MHCFusedPostPreOp()(*update, *site, *CONSTANTS, **norm)
     wanted = hc_boundary(d.x, d.residual, d.post[..., 0], d.comb, None, *site, **options)
-    assert_same((y, post[..., 0], comb, x), (wanted.y, wanted.post, wanted.comb, wanted.residual))
+    assert_equal((y, post[..., 0], comb, x), (wanted.y, wanted.post, wanted.comb, wanted.residual))
     delayed, norm = vllm.mhc.MHCPreDelayedOp(), norm or {"norm_weight": None}
     x, post, comb, y, pre = delayed(
         d.residual, *site, *CONSTANTS, pre_mix=d.pre, **norm, sublayer_out=d.x, post_layer_mix=d.post,
         comb_res_mix=d.comb,
     )  # fmt: skip
     wanted = hc_boundary(d.x, d.residual, d.post[..., 0], d.comb, d.pre, *site, **options)
-    assert_same((y, pre, post[..., 0], comb, x), wanted)
+    assert_equal((y, pre, post[..., 0], comb, x), wanted)
     x, post, comb, y, pre = delayed(d.residual, *site, *CONSTANTS, **norm)
     assert x is d.residual
     own = {name: value for name, value in options.items() if not name.startswith("y_norm")}
-    assert_same((pre, post[..., 0], comb), hc_coeffs(d.residual, *site, **own))
+    assert_equal((pre, post[..., 0], comb), hc_coeffs(d.residual, *site, **own))
     # the first sublayer takes stream 0
     first = torch.eye(1, N).expand(TOKENS, N)
     of_norm = {name: value for name, value in options.items() if name.startswith("y_norm")}
-    assert_same([y], [hc_pre(d.residual, first, **of_norm)])
+    assert_equal([y], [hc_pre(d.residual, first, **of_norm)])
 
 
 def test_vllm_updates_and_collapses(vllm):
@@ -438,7 +433,7 @@ def test_sglang_computes_v4(sglang, with_norm):
     constants = dict(zip(names, CONSTANTS, strict=True))
     post, comb, y = sglang.mhc.mhc_pre(**given, **constants, **norm_of(d, with_norm))
     wanted = hc_site(d.residual, d.fn, d.scale, d.base, **options_of(d, with_norm))
-    assert_same((y, post[..., 0], comb), wanted[:3])
+    assert_equal((y, post[..., 0], comb), wanted[:3])
 
 
 def test_sglang_updates_and_collapses(sglang):
@@ -473,7 +468,7 @@ def test_sglang_computes_the_seam_of_v41(sglang):
     # SGLang has one eps for pre and Sinkhorn there
     options = {**options_of(d, True), "pre_eps": CONSTANTS[2]}
     wanted = hc_boundary(d.x, d.residual, d.post[..., 0], d.comb, d.pre, d.fn, d.scale, d.base, **options)
-    assert_same((state.input.rows, pre, post, comb, state.streams), wanted)
+    assert_equal((state.input.rows, pre, post, comb, state.streams), wanted)
     assert isinstance(state.input, sglang.v41.HcNormed)
 
 

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-import torch.distributed as dist
 from autograd_calls import assert_equal, randn
 from launches import kernels_on_cpu
 
@@ -308,18 +307,6 @@ def test_a_matrix_without_mass_is_zero(implementation, sides, first):
     alone = {name: t[1] for name, t in given.items()}
     true = results(reference.sinkhorn, x[1], alone, torch.float64, dy[1], n_iters=3, first=first)
     assert_near([t[1] for t in found], true, 2e-6)
-
-
-@pytest.fixture
-def mesh():
-    """A mesh of this process alone."""
-    if not dist.is_available() or dist.is_initialized():
-        pytest.skip("no process group of its own")
-    from torch.distributed.device_mesh import init_device_mesh
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 def test_distributed_tensors_are_refused_in_a_sentence(mesh):

@@ -180,18 +180,21 @@ class Calls:
     def empty(self, *shape: int) -> torch.Tensor:
         return self.x.new_empty(shape, dtype=torch.float32)
 
-    def launch(self, name: str, *tensors: torch.Tensor, values: tuple[Any, ...] = ()) -> None:
+    def form(self, name: str) -> tuple[Kernel, LargeCall, Choice | None, tuple[int, ...]]:
+        """The kernel for `name`, its call, its choice if one is given, and the operands of `form_of`."""
         name, apart = form_of(name, self.call)
-        call, choice = for_kernel(name, self.call), self.choices.get(name)
+        return KERNELS[name], for_kernel(name, self.call), self.choices.get(name), apart
+
+    def launch(self, name: str, *tensors: torch.Tensor, values: tuple[Any, ...] = ()) -> None:
+        kernel, call, choice, apart = self.form(name)
         given = [k for place, t in enumerate(tensors) for k in (split(t) if place in apart else (t,))]
-        launch(KERNELS[name], call, tuple(given), *values, batch=self.batch, choice=choice)
+        launch(kernel, call, tuple(given), *values, batch=self.batch, choice=choice)
 
     def sequence(
         self, name: str, *operands: torch.Tensor | Stack, values: tuple[Any, ...] = ()
     ) -> Callable[..., None]:
         """Launches of one kernel, each called with the places of its vectors in the stacks."""
-        name, apart = form_of(name, self.call)
-        call, choice = for_kernel(name, self.call), self.choices.get(name)
+        kernel, call, choice, apart = self.form(name)
         tensors, stacks, order, count = [], [], [], 0
         for place, t in enumerate(operands):
             of = t.vectors if isinstance(t, Stack) else t
@@ -201,15 +204,14 @@ class Calls:
                 order += [count] * len(given)
                 count += 1
             tensors += given
-        run = repeated(KERNELS[name], call, tensors, stacks, *values, batch=self.batch, choice=choice)
+        run = repeated(kernel, call, tensors, stacks, *values, batch=self.batch, choice=choice)
         return (lambda *places: run(*[places[k] for k in order])) if apart else run
 
     def part(self, name: str) -> torch.Tensor:
         """Memory for the parts (B, K, m) that a kernel of rows writes."""
-        name, apart = form_of(name, self.call)
-        call, m = for_kernel(name, self.call), self.call.m
-        choice = self.choices.get(name) or chosen_for(KERNELS[name], call, self.batch, self.x)
-        count = -(-call.n // rows_of(choice))
+        kernel, call, choice, apart = self.form(name)
+        count = -(-call.n // rows_of(choice or chosen_for(kernel, call, self.batch, self.x)))
+        m = self.call.m
         # rows without the last column are written by vector stores
         room = kept_entries(m, "helion") if apart else m
         if (count, room) not in self.parts:

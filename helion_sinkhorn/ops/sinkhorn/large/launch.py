@@ -29,7 +29,6 @@ from helion_sinkhorn.ops.sinkhorn.large.sides import (
     lead_first,
     of_order_one,
 )
-from helion_sinkhorn.ops.sinkhorn.large.space import ALIGNED
 from helion_sinkhorn.ops.sinkhorn.large.terms import low_rank, of_products
 from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, chosen_for, device_of
@@ -39,6 +38,8 @@ GROUP_BYTES = 34 << 20
 """Bytes of the logits that run all iterations together and stay in L2: room for 8 of 1025 x 1025."""
 SCRATCH_BYTES = 128 << 20
 """Bytes of float32 that a gradient of 16 bits takes besides: some hundred rows of 98304."""
+ALIGNED = 8
+"""Rows that take a multiple of 16 bytes at any length, of entries of 16 bits too."""
 
 
 def marginals_of(

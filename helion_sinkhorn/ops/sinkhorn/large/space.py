@@ -18,8 +18,6 @@ LONGEST_ABREAST = 2048
 
 TILE = 64
 """The longest side of a tile of sinkhorn_large_terms."""
-ALIGNED = 8
-"""Rows that take a multiple of 16 bytes at any length, of entries of 16 bits too."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +120,7 @@ def of_logs_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
 
 
 def columns_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
-    blocks = (1, 16, 64), (1, 32, 32), (1, 32, 128), (1, 64, 32)
-    return ({"config": tuple((("block_sizes", b), ("num_warps", w)) for b in blocks for w in (1, 4))},)
+    return _tiled(((1, 16, 64), (1, 32, 32), (1, 32, 128), (1, 64, 32)), (1, 4))
 
 
 def write_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
@@ -134,8 +131,6 @@ def write_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
 
 
 def whole_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
-    # with 16 entries a thread, matrices of 16 bits whose rows are contiguous and not aligned spill: 130 x 129
-    # on sm_90
     entries = 32 if is_abreast(call) else 8
     warps = fewest_warps(call, device, entries)
     return (("block_sizes", (together(call, device, warps, entries),)), ("num_warps", warps)), ()
@@ -153,8 +148,7 @@ def terms_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
 
 
 def terms_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
-    blocks = (TILE, TILE), (32, TILE), (TILE, 32), (16, TILE)
-    return ({"config": tuple((("block_sizes", b), ("num_warps", w)) for b in blocks for w in (2, 4, 8))},)
+    return _tiled(((TILE, TILE), (32, TILE), (TILE, 32), (16, TILE)), (2, 4, 8))
 
 
 def along(k: int, most: int = 2048) -> tuple[int, int]:
@@ -179,8 +173,8 @@ def wide_columns_default(call: LargeCall, device: Device) -> tuple[Items, Items]
     return (("block_sizes", along(call.n) if call.turned else across(call.m)), ("num_warps", 4)), ()
 
 
-def _tiled(blocks: tuple[tuple[int, int], ...]) -> tuple[Grid, ...]:
-    return ({"config": tuple((("block_sizes", b), ("num_warps", w)) for b in blocks for w in (4, 8))},)
+def _tiled(blocks: tuple[tuple[int, ...], ...], warps: tuple[int, ...] = (4, 8)) -> tuple[Grid, ...]:
+    return ({"config": tuple((("block_sizes", b), ("num_warps", w)) for b in blocks for w in warps)},)
 
 
 def wide_rows_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
