@@ -23,6 +23,7 @@ BLOCKS = {
     **dict.fromkeys(("wide_first", "wide_rows", "wide_gradient"), (16, 4)),
     **dict.fromkeys(("wide_logs", "wide_columns"), (8, 16)),
     "columns_of_logs": (1, 16, 4, 4), "terms": (16, 16), "gradient": (8,),
+    **dict.fromkeys(("left", "right"), (32,)),
 }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def test_defaults_make_good_machine_code(key, call, compile_for):
     jobs = [
         Job(call, default_choice(KERNELS[name], call, DEVICES[key]), 16)
         for name in KERNELS
-        if ("_wide_" in name) == (call.m > LONGEST) or name.endswith(("_write", "_terms"))
+        if ("_wide_" in name) == (call.m > LONGEST) or name.endswith(("_write", "_left", "_right", "_terms"))
         if name not in WHOLE or call.m == power_of_two(call.m)
     ]
     bad = {str(binary.job.choice): binary.problems for binary in compile_for(key, jobs) if binary.problems}

@@ -18,15 +18,15 @@ from helion_sinkhorn.ops.sinkhorn.api import sinkhorn
 from helion_sinkhorn.ops.sinkhorn.large import eager, launch
 from helion_sinkhorn.ops.sinkhorn.large.calls import KERNELS, WHOLE, Calls, call_for, for_kernel, form_of
 from helion_sinkhorn.ops.sinkhorn.large.sides import Matrices
-from helion_sinkhorn.ops.sinkhorn.large.space import TILE, LargeCall
-from helion_sinkhorn.ops.sinkhorn.large.terms import segment_of
+from helion_sinkhorn.ops.sinkhorn.large.space import LargeCall
+from helion_sinkhorn.ops.sinkhorn.large.terms import filled, segment_of
 from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.runtime.launch import NO_CHOICES
 
 PREFIX = "sinkhorn_large_"
 ADJOINTS = {
-    "sums", "turn", "back", "apart_back", "gather", "terms", "gradient", "wide_gradient", "eps_sums",
-    "eps_turn", "eps_back",
+    "sums", "turn", "back", "apart_back", "gather", "left", "right", "terms", "gradient", "wide_gradient",
+    "eps_sums", "eps_turn", "eps_back",
 }  # fmt: skip
 BOTH = {"wide_rows", "wide_columns"}
 """Products of either way."""
@@ -37,10 +37,10 @@ MOST_JUDGED_ROWS = 2048
 """Rows of matrices with which the others are tested, for the same reason: DINO's have 98304."""
 LAUNCHED = {
     (False, False):
-        "first step columns columns_of_logs write sums turn back gather terms gradient",
-    (True, False): "eps_first eps_step eps_columns eps_write eps_sums eps_turn eps_back terms gradient",
-    (False, True): "wide_first wide_logs wide_rows wide_columns write terms wide_gradient",
-    (True, True): "wide_first wide_rows wide_columns eps_write terms wide_gradient",
+        "first step columns columns_of_logs write sums turn back gather left right terms gradient",
+    (True, False): "eps_first eps_step eps_columns eps_write eps_sums eps_turn eps_back left right terms gradient",
+    (False, True): "wide_first wide_logs wide_rows wide_columns write left right terms wide_gradient",
+    (True, True): "wide_first wide_rows wide_columns eps_write left right terms wide_gradient",
 }  # fmt: skip
 """The kernels of a call, by whether it has eps and whether its lines are long."""
 
@@ -117,13 +117,14 @@ def run(
 
 def _shapes(call: LargeCall, batch: int) -> dict[str, tuple[int, ...]]:
     rows, columns = (batch, call.n), (batch, call.m)
-    segments = 3, 2 * segment_of(call.n, call.m)
-    n, m = (-(-k // TILE) * TILE for k in (call.n, call.m))
+    length = segment_of(call.n, call.m)
+    segments, n, m = (3, 2 * length), filled(call.n), filled(call.m)
     sums = -(-call.n // 8) if call.m <= launch.LONGEST else 0
     return {
         "rows": rows, "columns": columns, "scale": (1,),
         "parts": (batch, max(2, sums), call.m),
         "left": (batch, *segments, n), "right": (batch, *segments, m),
+        "rows_of_all": (3 * length, *rows), "columns_of_all": (3 * length, *columns),
         "base_f": (batch, segments[0], n), "base_g": (batch, segments[0], m),
     }  # fmt: skip
 
@@ -138,6 +139,8 @@ OPERANDS = {
     "sinkhorn_large_turn": "matrix matrix scale rows rows rows rows columns columns columns columns rows",
     "sinkhorn_large_back": "matrix scale rows rows rows columns columns columns rows",
     "sinkhorn_large_gather": "parts columns columns columns columns",
+    "sinkhorn_large_left": "rows_of_all rows_of_all rows_of_all base_f base_f left",
+    "sinkhorn_large_right": "columns_of_all columns_of_all columns_of_all base_g right",
     "sinkhorn_large_terms": "matrix matrix scale columns base_f base_f base_g left right exact",
     "sinkhorn_large_gradient": "matrix exact scale rows rows rows rows rows matrix",
     "sinkhorn_large_eps_first": "matrix rows rows",
@@ -157,6 +160,7 @@ OPERANDS = {
 rows are parts."""
 NUMBERS: dict[str, tuple[Any, ...]] = {
     "sinkhorn_large_gather": (True,), "sinkhorn_large_eps_columns": (True,),
+    "sinkhorn_large_left": (False,), "sinkhorn_large_right": (False,),
     "sinkhorn_large_terms": (False,), "sinkhorn_large_gradient": (False,),
     "sinkhorn_large_wide_gradient": (False,),
     "sinkhorn_large_wide_rows": (False, False), "sinkhorn_large_wide_columns": (False, False),
@@ -185,13 +189,15 @@ def alone(name: str) -> Alone:
         )
 
     def run_it(call: LargeCall, choice: Choice, *given: torch.Tensor) -> torch.Tensor:
-        # a kernel whose matrix is not its first argument has parts there
-        x = given[0] if kinds[0] == "matrix" else given[0].new_empty((len(given[0]), call.n, 1))
+        # a kernel whose matrix is not its first argument has none
+        x = given[0] if kinds[0] == "matrix" else given[0].new_empty((len(given[-1]), call.n, 1))
         calls = Calls(x, {name: choice}, whole(name, call))
         numbers = (1e-6, 1.0)[: KERNELS[name].numbers]
         if "rows" in dict(choice.variant):
             return calls.rows(given_name, *given, values=numbers)
-        sizes = given[kinds.index("right")].shape[1:3] if "right" in kinds else ()
+        sizes = given[kinds.index("right")].shape[1:3] if {"left", "right"} <= {*kinds} else ()
+        if kinds[0].endswith("of_all"):
+            sizes = len(given[0]), given[-1].size(1), given[-1].size(2) // 2
         count = (given[0].size(1),) if kinds[0] == "parts" else ()
         calls.launch(name, *given, values=(*numbers, *count, *sizes, *NUMBERS.get(name, ())))
         return given[-1]

@@ -21,6 +21,7 @@ from helion_sinkhorn.ops.sinkhorn.large.space import (
     rows_space,
     terms_default,
     terms_space,
+    vectors_default,
     whole_default,
     whole_space,
     wide_columns_default,
@@ -108,6 +109,8 @@ KERNELS = {
         ("sinkhorn_large_apart_step", "apart_kernels", apart_default, rows_space, rows_facts, 0),
         ("sinkhorn_large_apart_back", "apart_kernels", apart_default, rows_space, rows_facts, 0),
         ("sinkhorn_large_gather", "adjoint", columns_default, columns_space, columns_facts, 0),
+        ("sinkhorn_large_left", "segment_kernels", vectors_default, default_only(vectors_default), sizes, 0),
+        ("sinkhorn_large_right", "segment_kernels", vectors_default, default_only(vectors_default), sizes, 0),
         ("sinkhorn_large_terms", "adjoint", terms_default, terms_space, sizes, 0),
         ("sinkhorn_large_gradient", "adjoint", whole_default, whole_space, sizes, 0),
         ("sinkhorn_large_eps_first", "eps_kernels", rows_default, default_only(rows_default), eps_rows, 1),
@@ -126,7 +129,9 @@ KERNELS = {
 }  # fmt: skip
 
 
-OF_VECTORS = {f"sinkhorn_large_{k}" for k in ("columns", "columns_of_logs", "gather", "eps_columns")}
+OF_VECTORS = {
+    f"sinkhorn_large_{k}" for k in ("columns", "columns_of_logs", "gather", "eps_columns", "left", "right")
+}
 """The kernels that read no matrix, so that it does not matter to them how one lies in memory."""
 
 

@@ -29,7 +29,7 @@ from helion_sinkhorn.ops.sinkhorn.large.sides import (
     lead_first,
     of_order_one,
 )
-from helion_sinkhorn.ops.sinkhorn.large.terms import low_rank, of_products
+from helion_sinkhorn.ops.sinkhorn.large.terms import of_segments
 from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, chosen_for, device_of
 from helion_sinkhorn.runtime.views import INT32_ELEMENTS, VECTOR_BYTES, matrices_of, placed
@@ -225,9 +225,7 @@ def backward(
         own = over_f[part], over_g[part]
         taken_back(Calls(x[part], choices), of.of(part), dy[part], own, rows[:, part], columns[:, part])
     # what the first row step leaves is subtracted when the gradient is computed
-    rows[0].zero_()
-    terms = of_products(of, rows, columns) if eps else low_rank(of, rows, columns)
-    bases, base_f, base_g, left, right = terms
+    bases, base_f, base_g, left, right = of_segments(Calls(x, choices), of, rows, columns)
     base_f = times(base_f, None if log_mass is None else log_mass.unsqueeze(1))
     # the first row step uses its own sums, so its entries and r may have any common factor
     factor = None if log_mass is None else log_mass.clamp(min=0.0)

@@ -140,6 +140,10 @@ def whole_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
     return ({"config": tiles(call, device)},)
 
 
+def vectors_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
+    return (("block_sizes", (128,)), ("num_warps", 4)), ()
+
+
 def terms_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
     # where lines are not aligned a thread has one column, and reads a factor of the rows for each product
     entries = 4 if call.dtype == "float32" else 8
