@@ -38,7 +38,8 @@ MOST_JUDGED_ROWS = 2048
 LAUNCHED = {
     (False, False):
         "first step columns columns_of_logs write sums turn back gather left right terms gradient",
-    (True, False): "eps_first eps_step eps_columns eps_write eps_sums eps_turn eps_back left right terms gradient",
+    (True, False):
+        "eps_first eps_step eps_columns eps_write eps_sums eps_turn eps_back left right terms gradient",
     (False, True): "wide_first wide_logs wide_rows wide_columns write left right terms wide_gradient",
     (True, True): "wide_first wide_rows wide_columns eps_write left right terms wide_gradient",
 }  # fmt: skip
