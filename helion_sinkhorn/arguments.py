@@ -36,8 +36,8 @@ KERNELS = (
     "hc_pre_normed_forward", "hc_pre_normed_backward", "hc_post_forward", "hc_post_backward",
     "hc_site_weights", "hc_site_backward", "hc_boundary_split", "hc_boundary_forward", "hc_boundary_finish",
     "hc_boundary_backward", "hc_boundary_second", "hc_boundary_sums", "hc_boundary_projection",
-    "hc_boundary_last", "balance_norms", "balance_step", "balance_columns", "balance_finish",
-    "balance_momentum", "balance_update", "quantize_groups",
+    "hc_boundary_last", "hc_boundary_head_sums", "hc_boundary_head", "balance_norms", "balance_step",
+    "balance_columns", "balance_finish", "balance_momentum", "balance_update", "quantize_groups",
 )  # fmt: skip
 
 FOLDER = "default: tuning_cache/ of the repository, or of the package where it is installed"

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from helion_sinkhorn.ops.mhc.head import Head, check_head, weights_of
 from helion_sinkhorn.ops.mhc.merged import joined, of_head, of_site, takes_merged
-from helion_sinkhorn.ops.mhc.mixes.api import check_options, check_tensors, projected
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
+from helion_sinkhorn.ops.mhc.out import check_out, written
 from helion_sinkhorn.ops.mhc.pre.api import collapsed
 from helion_sinkhorn.ops.mhc.site.crossing import check_site, coefficients
-from helion_sinkhorn.ops.mhc.split.forms import gate
-from helion_sinkhorn.ops.mhc.streams import check_projection, for_projection
-from helion_sinkhorn.runtime.checks import (
-    check_finite,
-    check_flag,
-    check_implementation,
-    check_int,
-    check_same_device,
-    check_tensor,
-    refuse_shape,
-)
+from helion_sinkhorn.runtime.checks import check_flag, check_implementation, check_int, check_tensor
 
 
 def hc_expand(h: torch.Tensor, n: int, *, merged: bool = False) -> torch.Tensor:
@@ -130,6 +121,7 @@ def hc_head(
     precision: str = "float32",
     eps_outside: bool = False,
     merged: bool = False,
+    out: torch.Tensor | None = None,
     implementation: str = "auto",
 ) -> torch.Tensor:
     """Collapse the residual streams after the last layer into one hidden state.
@@ -149,6 +141,8 @@ def hc_head(
         precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
         eps_outside: add norm_eps to the root and not under it.
         merged: x is (..., n C), as some models keep streams.
+        out: (..., C), contiguous, in the dtype of x: the tensor that y is written into.  No argument may
+            require a gradient then.  None for a new tensor.
         implementation: "auto", "helion" or "pytorch", for `hc_mixes` and `hc_pre`.
 
     Returns:
@@ -159,24 +153,19 @@ def hc_head(
 
     Raises:
         TypeError: an argument is no floating-point tensor, eps or norm_eps no number.
-        ValueError: shapes that do not fit, more than 16 streams, norm_eps out of range, an unknown option.
-        NotImplementedError: implementation="helion" where the kernels do not support the call.
+        ValueError: shapes that do not fit, more than 16 streams, norm_eps out of range, an unknown option,
+            an out that overlaps an argument.
+        NotImplementedError: implementation="helion" where the kernels do not support the call; out where an
+            argument requires a gradient.
 
     Source: DeepSeek-V4's inference code, whose last collapse this is.
     """
     implementation = check_implementation(implementation)
-    shapes = {"x": "(..., n, C)", "fn": "(n, n C)", "scale": "(1,)", "base": "(n,)"}
-    for (name, symbols), given in zip(shapes.items(), (x, fn, scale, base), strict=True):
-        check_tensor(name, given, symbols)
-        check_same_device(name, given, "x", x)
-    check_projection(x, fn, rows=lambda n: n, n_of=lambda rows: rows)
-    for name, given, wanted in (("scale", scale, (1,)), ("base", base, (x.size(-2),))):
-        if given.shape != wanted:
-            refuse_shape(name, given, wanted, f"for x of shape {tuple(x.shape)} pass {wanted}")
-    check_finite("eps", eps)
-    check_tensors(x, fn, norm_weight)
-    check_options(norm_eps, precision, eps_outside)
-    norm = float(norm_eps), eps_outside, precision
-    mix = projected(for_projection(x), fn, norm_weight, norm, implementation)
-    pre = gate(mix * scale.to(mix.dtype) + base.to(mix.dtype)) + eps
-    return collapsed(x, pre, None, implementation)
+    head = Head(fn, scale, base, norm_eps, eps, norm_weight)
+    check_head(x, head, precision, eps_outside)
+    direct = None
+    if out is not None:
+        wanted = {"out": ((*x.shape[:-2], x.size(-1)), x.dtype)}
+        direct = out if check_out({"out": out}, wanted, x, {}, {"x": x, **head._asdict()}) else None
+    pre = weights_of(x, head, implementation, precision, eps_outside)
+    return written(collapsed(x, pre, None, implementation, direct), out)

@@ -27,6 +27,8 @@ from helion_sinkhorn.ops.mhc.site.api import hc_site
 from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_backward
 from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
+from helion_sinkhorn.ops.mhc.site.boundary.head import launch as head
+from helion_sinkhorn.ops.mhc.site.boundary.head.space import FEWEST_STREAMS
 from helion_sinkhorn.ops.mhc.site.boundary.last import launch as last
 from helion_sinkhorn.ops.mhc.site.boundary.last import space as last_space
 from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
@@ -43,7 +45,8 @@ BOUNDARY = {
 """The results that show what each kernel of hc_boundary did."""
 NAMES = ("x", "dresidual", "dy", "dpost", "dcomb", "fn", "scale", "base")
 """The inputs, in order; if the workload crosses, those of `make_update` follow."""
-KERNELS = {**launch.KERNELS, **boundary.KERNELS, **boundary_backward.KERNELS, last.LAST: last.KERNEL}
+ENDS = {last.LAST: last.KERNEL, **head.KERNELS}
+KERNELS = {**launch.KERNELS, **boundary.KERNELS, **boundary_backward.KERNELS, **ENDS}
 
 
 def kernel_calls(workload: HcSiteWorkload) -> Iterator[tuple[str, Any]]:
@@ -52,7 +55,11 @@ def kernel_calls(workload: HcSiteWorkload) -> Iterator[tuple[str, Any]]:
     for name in (*launch.KERNELS, *of_boundary):
         yield name, call
     if workload.n <= last_space.MOST_STREAMS and 1 < workload.c <= last_space.MOST_COLUMNS:
-        yield last.LAST, launch.call_for(workload.n, workload.c, workload.dtype, "float32")
+        of_end = launch.call_for(workload.n, workload.c, workload.dtype, "float32")
+        yield last.LAST, of_end
+        # where results are tested, a head's collapse is that of a site by its own weights
+        if workload.n >= FEWEST_STREAMS and (workload.own_weights or not workload.crosses):
+            yield from ((name, of_end) for name in head.KERNELS)
 
 
 def results(workload: HcSiteWorkload) -> tuple[str, ...]:
@@ -212,7 +219,7 @@ def call_public(workload: HcSiteWorkload, empty: Callable[..., torch.Tensor]) ->
 def joined() -> dict[str, tuple[str, ...]]:
     """The results of each kernel, with hc_boundary's own after those of hc_site that it also computes."""
     own = {kernel: tuple(PREFIX + name for name in names) for kernel, names in crossing.COMPUTES.items()}
-    kernels = {**COMPUTES, **BOUNDARY, boundary_backward.SUMS: (), last.LAST: ()}
+    kernels = {**COMPUTES, **BOUNDARY, boundary_backward.SUMS: (), **dict.fromkeys(ENDS, ())}
     return {kernel: (*names, *own.get(kernel, ())) for kernel, names in kernels.items()}
 
 

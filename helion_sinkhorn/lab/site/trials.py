@@ -11,8 +11,9 @@ from helion_sinkhorn.lab.post import budget as of_post
 from helion_sinkhorn.lab.pre import budget as of_pre
 from helion_sinkhorn.lab.rounding import worst
 from helion_sinkhorn.lab.row import TRIED
+from helion_sinkhorn.lab.site.boundary import trials as of_ends
 from helion_sinkhorn.lab.site.boundary.backward import budget as of_boundary_gradients
-from helion_sinkhorn.lab.site.boundary.trials import JUDGED_TOKENS, last_error, norm_error, of_last, run_last
+from helion_sinkhorn.lab.site.boundary.trials import JUDGED_TOKENS, norm_error
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
 from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteOptions, SiteParameters
@@ -23,6 +24,7 @@ from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_backward
 from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
 from helion_sinkhorn.ops.mhc.site.boundary.backward.space import CHUNK
+from helion_sinkhorn.ops.mhc.site.boundary.head.launch import HEAD, SUMS
 from helion_sinkhorn.ops.mhc.site.boundary.last.launch import LAST
 from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS, chunk_of
 from helion_sinkhorn.ops.mhc.site.finish import launch as finish
@@ -247,7 +249,9 @@ ALONE = {
     boundary.SPLIT: Alone(fn_alone, lambda call, choice, fn: boundary.split_of(fn, call, choice)),
     boundary.FORWARD: Alone(of_boundary, run_boundary),
     boundary.FINISH: Alone(of_finish, run_finish),
-    LAST: Alone(of_last, run_last),
+    LAST: Alone(of_ends.of_last, of_ends.run_last),
+    SUMS: Alone(of_ends.of_head_sums, of_ends.run_head_sums),
+    HEAD: Alone(of_ends.of_head, of_ends.run_head),
     boundary_backward.BACKWARD: Alone(of_boundary_backward, run_boundary_backward),
     boundary_backward.SECOND: Alone(of_second, run_second),
     boundary_backward.SUMS: Alone(of_sums, run_sums),
@@ -259,6 +263,8 @@ ERRORS = {
     launch.WEIGHTS: weights_error,
     **dict.fromkeys(boundary.KERNELS, boundary_error),
     boundary.FINISH: finish_error,
-    LAST: last_error,
+    LAST: of_ends.last_error,
+    SUMS: of_ends.head_sums_error,
+    HEAD: of_ends.head_error,
     **dict.fromkeys(boundary_backward.KERNELS, boundary_gradients_error),
 }

@@ -70,7 +70,7 @@ def takes_merged(
                 return function(*arguments, **keywords)
             n = count(x, other)
             apart = _apart(x, by, other, n)
-            if keywords.get("out") is not None:
+            if back is not None and keywords.get("out") is not None:
                 keywords["out"] = _out_apart(keywords["out"], n, x.shape)
             if "x" in keywords:
                 found = function(*arguments, **{**keywords, "x": apart})

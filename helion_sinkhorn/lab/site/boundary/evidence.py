@@ -25,6 +25,7 @@ from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteParameters
 from helion_sinkhorn.ops.mhc.site.boundary import launch
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as backward
 from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
+from helion_sinkhorn.ops.mhc.site.boundary.head import launch as head
 from helion_sinkhorn.ops.mhc.site.boundary.last import launch as last
 from helion_sinkhorn.runtime.updates import Update
 
@@ -36,7 +37,8 @@ BIAS = budget.BIAS
 COMPUTES = {
     launch.SPLIT: ("pre", "post", "comb"), launch.FORWARD: VALUES, launch.FINISH: ("pre", "post", "comb"),
     backward.BACKWARD: (*OF_UPDATE, "dweights"), backward.SECOND: OF_UPDATE,
-    backward.SUMS: ("dpost", "dcomb", "dweights"), backward.PROJECTION: ("dfn",), last.LAST: ("y",),
+    backward.SUMS: ("dpost", "dcomb", "dweights"), backward.PROJECTION: ("dfn",),
+    **dict.fromkeys((last.LAST, *head.KERNELS), ("y",)),
 }  # fmt: skip
 """The results that show what each kernel did."""
 OF_ARGUMENTS = {
@@ -151,6 +153,10 @@ def one_launch(w: HcSiteWorkload, choices: Choices, of: Collection[str], one: In
     if last.LAST in choices:
         by = found["pre"] if w.own_weights else weights
         found["y"] = last.forward(update, by, None, 1e-6, w.comb_order, choices[last.LAST])
+    if choices.keys() & {*head.KERNELS}:
+        of_pre = one.fn[: w.n], one.scale[:1], one.base[: w.n]
+        eps = w.norm_eps, w.arguments.pre_eps, 1e-6
+        found["y"] = head.forward(update, *of_pre, None, w.comb_order, *eps, choices=choices)
     if {*of} <= {*VALUES}:
         return found
     kept = Kept(made[0], site, weights, *made[5:], own=False)

@@ -122,10 +122,15 @@ def weighted(x, fn, norm_weight, implementation) -> tuple[torch.Tensor, str]:
     """fn times the norm's weight, and the implementation that computes the call."""
     serves = implementation_for(implementation, "x", x, beyond_kernels(fn))
     register_sharding_for(x, fn, norm_weight)
-    if norm_weight is not None:
-        wide = computing(x.dtype)
-        fn = fn.to(wide) * norm_weight.to(wide)
-    return fn, serves
+    return with_weight(x, fn, norm_weight), serves
+
+
+def with_weight(x, fn, norm_weight) -> torch.Tensor:
+    """fn times the norm's weight."""
+    if norm_weight is None:
+        return fn
+    wide = computing(x.dtype)
+    return fn.to(wide) * norm_weight.to(wide)
 
 
 def beyond_kernels(fn) -> Callable[[], str] | None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from helion_sinkhorn.ops.mhc.merged import of_coefficients, takes_merged
+from helion_sinkhorn.ops.mhc.out import count_change
 from helion_sinkhorn.ops.mhc.pre import torch_op
 from helion_sinkhorn.ops.mhc.pre.normed import torch_op as normed_op
 from helion_sinkhorn.ops.mhc.streams import check_norm_eps, check_streams, refuse_merged
@@ -83,11 +84,14 @@ def hc_pre(
     return collapsed(x, pre, norm, implementation)
 
 
-def collapsed(x, pre, norm: Norm | None, implementation) -> torch.Tensor:
-    """hc_pre of checked arguments."""
+def collapsed(x, pre, norm: Norm | None, implementation, direct: torch.Tensor | None = None) -> torch.Tensor:
+    """hc_pre of checked arguments; without a norm kernels write into `direct`."""
     if norm is None:
         serves = implementation_for(implementation, "x", x)
         register_sharding_for(x, pre)
+        if direct is not None and serves == "helion":
+            count_change(direct)
+            return torch_op.forward(x, pre, serves, into=direct)
         run = torch_op.HcPre.apply if differentiates(x, pre) else torch_op.call
         return run(x, pre, serves)
     beyond = (lambda: "the kernels normalise at least 2 entries, C is 1") if x.size(-1) == 1 else None

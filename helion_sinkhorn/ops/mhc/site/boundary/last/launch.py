@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from helion_sinkhorn.ops.mhc.out import room
 from helion_sinkhorn.ops.mhc.site.boundary.last.space import default, space
 from helion_sinkhorn.ops.mhc.site.launch import call_for
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
@@ -28,6 +29,13 @@ KERNEL = Kernel(
 )  # fmt: skip
 
 
+def of_update(update: Update) -> Update:
+    """The tensors of an update with their tokens in one dimension."""
+    f, x, post, comb, bias = update
+    bias = None if bias is None else placed(bias)
+    return Update(flattened(f, 1), flattened_streams(x), flattened(post, 1), flattened(comb, 2), bias)
+
+
 def forward(
     update: Update,
     weights: torch.Tensor,
@@ -35,18 +43,14 @@ def forward(
     norm_eps: float,
     comb_order: str,
     choice: Choice | None = None,
+    out: Some = None,
 ) -> torch.Tensor:
-    """y (..., C); the contract is mhc.last.hc_last's."""
-    f, x, post, comb, bias = update
+    """y (..., C), or `out`; the contract is mhc.last.hc_last's."""
+    x = update.x
     n, columns = x.shape[-2:]
-    y = x.new_empty((*x.shape[:-2], columns))
-    bias, norm_weight = (
-        None if t is None else place(t) for t, place in ((bias, placed), (norm_weight, parameter))
-    )
-    tensors = (
-        flattened(f, 1), flattened_streams(x), flattened(post, 1), flattened(comb, 2), bias,
-        flattened(weights, 1), norm_weight, y.view(-1, columns),
-    )  # fmt: skip
+    y = room(out, x, (*x.shape[:-2], columns), x.dtype)
+    norm_weight = None if norm_weight is None else parameter(norm_weight)
+    tensors = *of_update(update), flattened(weights, 1), norm_weight, y.view(-1, columns)
     call = call_for(n, columns, x.dtype, "float32")
     launch(KERNEL, call, tensors, comb_order, norm_eps, batch=len(tensors[0]), choice=choice)
     return y

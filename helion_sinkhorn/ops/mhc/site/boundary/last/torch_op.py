@@ -13,16 +13,15 @@ NAME = "hc_last"
 implementations = Implementations("helion_sinkhorn.ops.mhc.site.boundary.last.launch")
 
 
-def forward(f, x, *rest):
+def forward(f, x, post, comb, bias, *rest, **out):
     """y; see mhc.last.hc_last."""
     if x.numel() == 0:
-        return _empty_result(f, x)
-    post, comb, bias, *rest = rest
+        return empty_result(f, x)
     with implementations.launching(x) as launch:
-        return launch.forward(Update(f, x, post, comb, bias), *rest)
+        return launch.forward(Update(f, x, post, comb, bias), *rest, **out)
 
 
-def _empty_result(f, x, *rest):
+def empty_result(f, x, *rest):
     return x.new_empty((*x.shape[:-2], x.size(-1)))
 
 
@@ -30,6 +29,6 @@ call = define(
     NAME,
     "(Tensor f, Tensor x, Tensor post, Tensor comb, Tensor? bias, Tensor weights, Tensor? norm_weight, "
     "float norm_eps, str comb_order) -> Tensor",
-    forward, _empty_result, 7,
+    forward, empty_result, 7,
 )  # fmt: skip
-roles(NAME, "ttttptp -> t", _empty_result, before(1))
+roles(NAME, "ttttptp -> t", empty_result, before(1))
