@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from helion_sinkhorn.ops.mhc.head import Head, check_head, weights_of
@@ -110,12 +112,12 @@ def hc_last(
             op, options = torch_op, (float(y_norm_eps), comb_order)
         else:
             op, options = head_op, (comb_order, *map(float, (head.norm_eps, head.eps, y_norm_eps)))
-        if direct is None:
-            return written(op.call(*given, *options), out)
-        count_change(direct)
-        return op.forward(*given, *options, out=direct)
+        if direct is not None:
+            count_change(direct)
+        run = op.call if direct is None else functools.partial(op.forward, out=direct)
+        return written(run(*given, *options), out)
     streams = mixed(update, comb_order, implementation)
-    weights = by[0] if head is None else weights_of(streams, head, implementation)
+    weights = by[0] if head is None else weights_of(streams, Head(*by, *head[3:5]), implementation)
     norm = None if y_norm_weight is None else Norm(y_norm_weight, float(y_norm_eps))
     return written(collapsed(streams, weights, norm, implementation), out)
 
@@ -139,8 +141,6 @@ def _of_head(x: torch.Tensor, pre: torch.Tensor | None, head: Head) -> tuple[tor
             f"head is {type_of(head)}; pass helion_sinkhorn.mhc.last.Head(fn, scale, base), or None"
         )
     if pre is not None:
-        raise ValueError(
-            f"pre of shape {tuple(pre.shape)} and head are given; pass one of them: a head makes the weights"
-        )
+        raise ValueError("pre and head are given; pass pre=None with a head, which makes the weights itself")
     check_head(x, head)
     return with_weight(x, head.fn, head.norm_weight), head.scale, head.base

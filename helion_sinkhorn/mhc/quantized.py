@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 import torch
 
+from helion_sinkhorn.ops.mhc.out import check_out, count_change, written
 from helion_sinkhorn.ops.mhc.pre.quantized import eager, torch_op
 from helion_sinkhorn.ops.mhc.pre.quantized.eager import LARGEST
+from helion_sinkhorn.ops.mhc.pre.quantized.layouts import memory_of
 from helion_sinkhorn.ops.mhc.pre.quantized.space import GROUPS
 from helion_sinkhorn.runtime.checks import (
     check_finite,
@@ -16,6 +18,7 @@ from helion_sinkhorn.runtime.checks import (
     check_option,
     check_tensor,
     implementation_for,
+    type_of,
 )
 from helion_sinkhorn.runtime.tokens import register_sharding_for
 
@@ -41,6 +44,7 @@ def quantize(
     scales: str = "float32",
     layout: str = "row",
     floor: float = 1e-10,
+    out: Quantized | None = None,
     implementation: str = "auto",
 ) -> Quantized:
     """Round the input of a sublayer to float8 e4m3, with a scale for each group of G columns of a token.
@@ -66,6 +70,8 @@ def quantize(
             groups are 0.
         floor: the least value of a group's largest entry, 1e-30 to 448; vLLM and SGLang use 1e-10, DeepGEMM
             1e-4.
+        out: Quantized(values, scales), tensors of these shapes, dtypes and strides that the results are
+            written into; None for new ones.
         implementation: "auto" takes the Helion kernel on a GPU for G = 16, 32, 64, 128 or 256, and PyTorch
             elsewhere and in float64; "helion" and "pytorch" ask for one of them.
 
@@ -81,9 +87,9 @@ def quantize(
         it.  torch.compile for a CPU supports only the packed int32 and not float8_e8m0fnu.
 
     Raises:
-        TypeError: u is no floating-point tensor, group no int, floor no number.
+        TypeError: u is no floating-point tensor, group no int, floor no number, out no Quantized.
         ValueError: C is no multiple of G, an option is unknown or out of range, or layout="column" and u has
-            one dimension.
+            one dimension; out does not fit or overlaps u.
         RuntimeError: u requires a gradient, and gradients are enabled; quantize has none.
         NotImplementedError: implementation="helion" on a CPU, in float64, or for another G.
 
@@ -113,7 +119,27 @@ def quantize(
         None if group in GROUPS else lambda: f"the kernel takes groups of {GROUPS} columns, group is {group}"
     )
     given = u, group, scales, layout, float(floor)
+    direct = out is not None and _may_write(out, *given[:4])
     if implementation_for(implementation, "u", u, beyond) == "pytorch":
-        return Quantized(*eager.forward(*given))
-    register_sharding_for(u)
-    return Quantized(*torch_op.call(*given))
+        found = eager.forward(*given)
+    elif direct:
+        count_change(*out)
+        found = torch_op.forward(*given, out=out)
+    else:
+        register_sharding_for(u)
+        found = torch_op.call(*given)
+    return Quantized(*(found if out is None else map(written, found, out)))
+
+
+def _may_write(out: Quantized, u: torch.Tensor, group: int, scales: str, layout: str) -> bool:
+    """Whether the kernel may write into `out`; raise as `check_out` does."""
+    if not isinstance(out, Quantized):
+        raise TypeError(
+            f"out is {type_of(out)}; pass helion_sinkhorn.mhc.quantized.Quantized(values, scales)"
+        )
+    shape, dtype = memory_of(u.shape, group, scales, layout)
+    of_scales = tuple(shape), dtype
+    if layout == "column":
+        of_scales = (*u.shape[:-1], shape[-2]), dtype, torch.empty(shape, device="meta").mT.stride()
+    wanted = {"out.values": (tuple(u.shape), torch.float8_e4m3fn), "out.scales": of_scales}
+    return check_out({f"out.{name}": t for name, t in out._asdict().items()}, wanted, u, {}, {"u": u}, "u")

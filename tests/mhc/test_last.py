@@ -9,9 +9,10 @@ from hc_streams import post_inputs
 from launches import kernels_on_cpu, noted_on_cpu
 from torch._subclasses import FakeTensorMode
 
-from helion_sinkhorn import hc_post, hc_pre
+from helion_sinkhorn import hc_head, hc_post, hc_pre
 from helion_sinkhorn.mhc import last as module
-from helion_sinkhorn.mhc.last import hc_last
+from helion_sinkhorn.mhc.last import Head, hc_last
+from helion_sinkhorn.ops.mhc.site.boundary.head.launch import HEAD, SUMS
 from helion_sinkhorn.ops.mhc.site.boundary.last import launch
 
 FORMS = [(own, norm, bias, order) for own in (0, 1) for norm, bias, order in ((0, 0, "io"), (1, 1, "oi"))]
@@ -24,6 +25,36 @@ def drawn(*lead, own, norm, bias, n=4, c=24, dtype=torch.bfloat16):
     pre = torch.rand(*lead, n, generator=torch.Generator().manual_seed(1)) if own else None
     weight = torch.linspace(0.5, 1.5, c) if norm else None
     return (*update, pre), {"bias": of_bias, "y_norm_weight": weight, "y_norm_eps": 1e-3}
+
+
+def head_of(n=4, c=24, weighted=False, **eps):
+    """A head whose weights differ by token and by stream."""
+    g = torch.Generator().manual_seed(3)
+    fn, base = (torch.randn(*shape, generator=g) for shape in ((n, n * c), (n,)))
+    weight = torch.linspace(0.5, 2.0, n * c) if weighted else None
+    return Head(0.5 * fn, torch.tensor([0.7]), base, **eps, norm_weight=weight)
+
+
+def by_head(f, x, post, comb, head, bias=None, comb_order="io", **norm):
+    """hc_last with a head, by the functions."""
+    streams = hc_post(f, x, post, comb, bias, comb_order=comb_order)
+    y = hc_head(streams, *head[:3], **dict(zip(Head._fields[3:], head[3:], strict=True)))
+    if norm.get("y_norm_weight") is None:
+        return y
+    return hc_pre(y.unsqueeze(-2), torch.ones_like(y[..., :1], dtype=torch.float32), **norm)
+
+
+def in_float64(streams, head, y_norm_weight, y_norm_eps):
+    """The equations."""
+    streams, weights = streams.double().cpu(), head.norm_weight
+    fn, scale, base = (t.double().cpu() for t in head[:3])
+    rows, fn = streams.flatten(-2), fn if weights is None else fn * weights.double().cpu()
+    r = (rows.square().mean(-1, keepdim=True) + head.norm_eps).rsqrt()
+    pre = (r * (rows @ fn.mT) * scale + base).sigmoid() + head.eps
+    y = (pre.unsqueeze(-1) * streams).sum(-2)
+    if y_norm_weight is None:
+        return y
+    return y * (y.square().mean(-1, keepdim=True) + y_norm_eps).rsqrt() * y_norm_weight.double().cpu()
 
 
 def composed(f, x, post, comb, pre, bias=None, comb_order="io", **norm):
@@ -115,6 +146,140 @@ def test_bad_arguments(change, message):
     options |= {"pre": pre, **change}
     with pytest.raises(ValueError, match=message):
         hc_last(*update, **options)
+
+
+@pytest.mark.parametrize(("n", "c"), [(4, 24), (3, 67), (2, 300)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("norm", "order"), [(0, "io"), (1, "oi")])
+def test_a_head_by_its_kernels(monkeypatch, dtype, n, c, norm, order):
+    """A float32 y differs by its sums' order, a narrow one rarely, by its last rounding."""
+    (f, x, post, comb, _), options = drawn(5, own=0, norm=norm, bias=norm, n=n, c=c, dtype=dtype)
+    options["comb_order"], head = order, head_of(n, c, weighted=bool(norm), norm_eps=0.1, eps=1e-3)
+    launched = noted_on_cpu(monkeypatch, lambda name, arguments: name)
+    expected = by_head(f, x, post, comb, head, **options)
+    bias, *of_norm = (options[name] for name in ("bias", "y_norm_weight", "y_norm_eps"))
+    exact = in_float64(hc_post(f, x, post, comb, bias, comb_order=order), head, *of_norm)
+    launched.clear()
+    kernels_on_cpu(monkeypatch, module.__name__)
+    y = hc_last(f, x, post, comb, head=head, **options)
+    assert launched == [SUMS, HEAD]
+    assert y.is_contiguous()
+    if dtype == torch.float32:
+        torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+    else:
+        torch.testing.assert_close(y, expected, rtol=torch.finfo(dtype).eps, atol=1e-4)
+        assert (y != expected).float().mean() < 0.02
+    error = (y.double() - exact).abs()
+    assert (error <= torch.finfo(dtype).eps * (1 + norm) * exact.abs() + 2e-5).all()
+    alone = hc_last(*[t[2:3] for t in (f, x, post, comb)], head=head, **options)
+    assert torch.equal(alone, y[2:3])
+
+
+def test_a_head_that_needs_a_gradient_or_is_too_large_is_the_functions(monkeypatch):
+    (f, x, post, comb, _), options = drawn(2, 3, own=0, norm=1, bias=1, dtype=torch.float32)
+    head = head_of(weighted=True, eps=0.5)
+    tensors = [f, x, post, comb, *head[:3], head.norm_weight, options["bias"], options["y_norm_weight"]]
+    tensors = [t.requires_grad_() for t in tensors]
+    each = []
+    for y in (hc_last(f, x, post, comb, head=head, **options), by_head(f, x, post, comb, head, **options)):
+        upstream = torch.randn(2, 3, 24, generator=torch.Generator().manual_seed(2))
+        each.append([y.detach(), *torch.autograd.grad(y, tensors, upstream)])
+    assert_equal(*each)
+    kernels_on_cpu(monkeypatch, module.__name__)
+    launched = noted_on_cpu(monkeypatch, lambda name, arguments: name)
+    for n, c in ((5, 8), (2, 8200), (1, 8), (2, 1)):
+        (f, x, post, comb, _), options = drawn(1, own=0, norm=0, bias=0, n=n, c=c)
+        found = hc_last(f, x, post, comb, head=head_of(n, c), **options)
+        assert torch.equal(found, by_head(f, x, post, comb, head_of(n, c)))
+    assert not {SUMS, HEAD} & {*launched}
+
+
+@pytest.mark.parametrize("where", ["eager", "kernels"])
+@pytest.mark.parametrize("headed", [False, True])
+def test_out(monkeypatch, where, headed):
+    if where == "kernels":
+        kernels_on_cpu(monkeypatch)
+        kernels_on_cpu(monkeypatch, module.__name__)
+    for lead in ((2, 3), (0,)):
+        given, options = drawn(*lead, own=not headed, norm=1, bias=1)
+        options["head"] = head_of() if headed else None
+        expected, out = hc_last(*given, **options), torch.empty_like(given[0])
+        assert hc_last(*given, **options, out=out) is out
+        assert_equal([out], [expected])
+    with pytest.raises(ValueError, match=r"out has shape \(4, 24\); for x of shape"):
+        hc_last(*given, **options, out=torch.empty(4, 24, dtype=torch.bfloat16))
+    options["y_norm_weight"] = torch.ones(24, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="y_norm_weight requires one; call within"):
+        hc_last(*given, **options, out=out)
+
+
+def test_a_compiler_knows_heads():
+    (f, x, post, comb, _), options = drawn(3, own=0, norm=1, bias=1)
+    head = head_of()
+
+    def last(f, x, out):
+        return hc_last(f, x, post, comb, head=head, **options, out=out)
+
+    out = torch.empty_like(f)
+    assert torch.compile(last, backend="aot_eager", fullgraph=True)(f, x, out) is out
+    assert torch.equal(out, last(f, x, None))
+
+
+def test_torch_knows_the_operator_of_heads(monkeypatch):
+    kernels_on_cpu(monkeypatch, module.__name__)
+    (f, x, post, comb, _), options = drawn(2, 3, own=1, norm=1, bias=1)
+    rest = options["bias"], *head_of()[:3], options["y_norm_weight"], "io", 1e-6, 1e-6, 1e-3
+    operator = torch.ops.helion_sinkhorn.hc_last_head
+    given = f, x, post, comb, *rest
+    torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))
+    with FakeTensorMode() as mode:
+        fake = operator(*[mode.from_tensor(t) if isinstance(t, torch.Tensor) else t for t in given])
+    found = operator(*given)
+    assert (fake.shape, fake.stride(), fake.dtype) == (found.shape, found.stride(), found.dtype)
+    swapped = torch.func.vmap(lambda *t: operator(*t, *rest), in_dims=1)(f, x, post, comb)
+    assert torch.equal(swapped, found.transpose(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"pre": torch.ones(3, 4)}, ValueError, "pre and head are given; pass pre=None with a head"),
+        ({"head": (1, 2, 3)}, TypeError, "head is a tuple; pass helion_sinkhorn.mhc.last.Head"),
+        ({"head": head_of(3)}, ValueError, r"fn has shape \(3, 72\); for x of shape"),
+        ({"head": head_of()._replace(base=torch.ones(5))}, ValueError, r"base has shape \(5,\)"),
+        ({"head": head_of(eps=float("nan"))}, ValueError, "eps is nan"),
+        ({"head": head_of(norm_eps=0.0)}, ValueError, "norm_eps is 0"),
+    ],
+)
+def test_bad_heads(change, error, message):
+    (*update, _), options = drawn(3, own=0, norm=0, bias=0)
+    with pytest.raises(error, match=message):
+        hc_last(*update, **{"head": head_of(), **options, **change})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("norm", "order"), [(0, "io"), (1, "oi")])
+@pytest.mark.parametrize("c", [67, 4096, 5120, 7168])
+def test_a_head_on_a_gpu(c, norm, order):
+    (*update, _), options = drawn(300, own=0, norm=norm, bias=norm, c=c)
+    options["comb_order"], head = order, head_of(c=c, weighted=bool(norm))
+    update = [t.cuda() for t in update]
+    options, head = ({k: t.cuda() if isinstance(t, torch.Tensor) else t for k, t in d.items()}
+                     for d in (options, head._asdict()))  # fmt: skip
+    head = Head(**{**head, "fn": head["fn"] * c**-0.5})
+    y, expected = hc_last(*update, head=head, **options), by_head(*update, head, **options)
+    for k in (1, 5, 64, 150):
+        few = hc_last(*[t[:k] for t in update], head=head, **options)
+        assert torch.equal(few, y[:k])
+    # sums in another order: a neighbour here and there
+    torch.testing.assert_close(y, expected, rtol=2.0**-7, atol=2.0**-14)
+    assert (y != expected).float().mean() < 0.01
+    bias, *of_norm = (options[name] for name in ("bias", "y_norm_weight", "y_norm_eps"))
+    exact = in_float64(hc_post(*update, bias, comb_order=order), head, *of_norm)
+    error = (y.double().cpu() - exact).abs()
+    assert (error <= 2.0**-8 * (1 + norm) * exact.abs() + 2e-5).all()
+    out = torch.empty_like(y)
+    assert torch.equal(hc_last(*update, head=head, **options, out=out), y)
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ from hc_boundaries import boundary as seam
 from hc_boundaries import boundary_inputs
 from launches import OPERATORS, kernels_on_cpu
 
-from helion_sinkhorn import Out, hc_post, hc_pre, hc_site, nn
+from helion_sinkhorn import Out, hc_head, hc_post, hc_pre, hc_site, nn
 from helion_sinkhorn.ops.mhc.post import api as post_api
 from helion_sinkhorn.ops.mhc.site import crossing
 
@@ -101,6 +101,24 @@ def test_post_and_site(where):
     assert_equal([hc_post(f, x.clone(), post, None, out=torch.empty_like(x))], [without])
     assert hc_post(f, x, post, comb, bias, out=x) is x
     assert_equal([x], [streams])
+
+
+@WHERE
+@pytest.mark.parametrize("lead", [(6,), (2, 0)], ids=str)
+def test_head(where, lead):
+    f, x, _, _, fn, scale, base, *_ = inputs(*lead)
+    given = fn[:4], scale[:1], base[:4]
+    expected, out = hc_head(x, *given), torch.empty_like(f)
+    assert hc_head(x, *given, out=out) is out
+    assert_equal([out], [expected])
+    assert hc_head(x.flatten(-2), *given, merged=True, out=out) is out
+    one = x[..., :1, :]
+    assert hc_head(one.flatten(-2), fn[:1, :24], scale[:1], base[:1], merged=True, out=out) is out
+    assert_equal([out], [hc_head(one, fn[:1, :24], scale[:1], base[:1])])
+    with pytest.raises(TypeError, match=r"out has dtype torch\.float64, and its result torch\.bfloat16"):
+        hc_head(x, *given, out=out.double())
+    with pytest.raises(NotImplementedError, match="fn requires one; call within"):
+        hc_head(x, given[0].requires_grad_(), *given[1:], out=out)
 
 
 @WHERE

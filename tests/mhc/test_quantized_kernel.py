@@ -12,7 +12,7 @@ from launches import kernels_on_cpu, noted_on_cpu
 from torch._subclasses import FakeTensorMode
 
 from helion_sinkhorn.mhc import quantized
-from helion_sinkhorn.mhc.quantized import quantize
+from helion_sinkhorn.mhc.quantized import Quantized, quantize
 from helion_sinkhorn.ops.mhc.pre.quantized import eager, launch
 
 FORMS = [*itertools.product(("float32", "e8m0"), ("row", "column"))]
@@ -50,6 +50,42 @@ def test_groups_that_the_kernel_takes(by_kernel, monkeypatch):
         quantize(u, group=group)
     quantize(drawn(2, 256), implementation="pytorch")
     assert len(launched) == 2
+
+
+@pytest.mark.parametrize("where", ["eager", "kernels"])
+@pytest.mark.parametrize(("scales", "layout"), FORMS)
+def test_out(monkeypatch, where, scales, layout):
+    """Tensors that hold something already."""
+    options = {"group": 32, "scales": scales, "layout": layout}
+    if where == "kernels":
+        kernels_on_cpu(monkeypatch, quantized.__name__)
+    for shape in ((5, 96), (2, 7, 160), (0, 64)):
+        u = drawn(*shape)
+        expected = quantize(u, **options)
+        out = quantize(-4 * u, **options)
+        found = quantize(u, **options, out=out)
+        assert all(a is b for a, b in zip(found, out, strict=True))
+        assert_same(found, expected)
+    u = drawn(5, 160)
+    values, of_u = quantize(u, **options)
+    turned = of_u.mT.contiguous().mT if layout == "row" else of_u.contiguous()
+    for change, error, message in (
+        ((values.view(torch.uint8), of_u), TypeError, "out.values has dtype torch.uint8, and its result"),
+        ((values, turned), ValueError, "out.scales has strides"),
+        ((values[:4], of_u), ValueError, r"out.values has shape \(4, 160\); for u of shape"),
+    ):
+        with pytest.raises(error, match=message):
+            quantize(u, **options, out=Quantized(*change))
+    with pytest.raises(TypeError, match=r"out is a tuple; pass helion_sinkhorn\.mhc\.quantized\.Quantized"):
+        quantize(u, **options, out=(values, of_u))
+
+
+def test_a_compiler_copies_into_out():
+    u, options = drawn(3, 64), {"layout": "column", "group": 32}
+    out = quantize(-u, **options)
+    run = torch.compile(lambda u, out: quantize(u, **options, out=out), backend="aot_eager", fullgraph=True)
+    run(u, out)
+    assert_same(out, quantize(u, **options))
 
 
 def test_helion_is_refused_where_there_is_no_gpu():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
 
-from helion_sinkhorn.runtime.checks import check_same_device, check_tensor, refuse_shape, type_of
+from helion_sinkhorn.runtime.checks import DTYPES, check_same_device, check_tensor, refuse_shape, type_of
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import has_dtensor
 from helion_sinkhorn.runtime.torch_op import are_eager
@@ -34,7 +34,7 @@ class Out(NamedTuple):
 
 NONE = Out()
 Given = Mapping[str, torch.Tensor | None]
-Wanted = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+Wanted = Mapping[str, tuple[Any, ...]]
 
 
 def check_fields(out: object, x: torch.Tensor, over: Mapping[str, str], given: Given) -> bool:
@@ -69,16 +69,22 @@ def check_fields(out: object, x: torch.Tensor, over: Mapping[str, str], given: G
 
 
 def check_out(
-    out: Mapping[str, torch.Tensor], wanted: Wanted, x: torch.Tensor, over: Mapping[str, str], given: Given
+    out: Mapping[str, torch.Tensor],
+    wanted: Wanted,
+    x: torch.Tensor,
+    over: Mapping[str, str],
+    given: Given,
+    first: str = "x",
 ) -> bool:
     """Whether kernels may write into the tensors `out`, as eager calls may; others copy their results.
 
     Args:
         out: tensors by their names in errors.
-        wanted: the shape and dtype of each.
+        wanted: the shape and dtype of each, and the strides of what is not contiguous.
         x: (..., n, C), the streams, for errors.
         over: the argument that each may be written over.
         given: the arguments by name.
+        first: the name of x.
 
     Raises:
         TypeError: a tensor has another dtype than its result.
@@ -86,14 +92,17 @@ def check_out(
         NotImplementedError: an argument requires a gradient, or is a DTensor.
     """
     for name, t in out.items():
-        check_tensor(name, t)
-        check_same_device(name, t, "x", x)
-        shape, dtype = wanted[name]
+        shape, dtype, *strides = wanted[name]
+        if dtype in DTYPES or not isinstance(t, torch.Tensor):
+            check_tensor(name, t)
+        check_same_device(name, t, first, x)
         if t.dtype != dtype:
             raise TypeError(f"{name} has dtype {t.dtype}, and its result {dtype}; pass {dtype}")
         if tuple(t.shape) != shape:
-            refuse_shape(name, t, shape, f"for x of shape {tuple(x.shape)} pass {shape}")
-        if not t.is_contiguous():
+            refuse_shape(name, t, shape, f"for {first} of shape {tuple(x.shape)} pass {shape}")
+        if strides:
+            _check_strides(name, t, *strides)
+        elif not t.is_contiguous():
             raise ValueError(
                 f"{name} has strides {t.stride()}; pass a contiguous tensor, such as the first tokens of one"
             )
@@ -107,6 +116,14 @@ def check_out(
         return False
     _check_memory(out, over, arguments)
     return True
+
+
+def _check_strides(name: str, t: torch.Tensor, strides: tuple[int, ...]) -> None:
+    """Raise ValueError unless entries lie at these distances."""
+    if t.numel() and any(n > 1 and a != b for n, a, b in zip(t.shape, t.stride(), strides, strict=True)):
+        raise ValueError(
+            f"{name} has strides {t.stride()}; pass {strides}, such as the result of another call"
+        )
 
 
 def _refuse_gradients(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -142,8 +159,12 @@ def _place(t: torch.Tensor) -> tuple[int, int]:
     """The addresses of a tensor's first byte and of the one after its last; both 0 if it has no byte."""
     if t.numel() == 0:
         return 0, 0
-    entries = 1 + sum([(size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)])
-    return t.data_ptr(), t.data_ptr() + entries * t.element_size()
+    return t.data_ptr(), t.data_ptr() + span(t) * t.element_size()
+
+
+def span(t: torch.Tensor) -> int:
+    """The number of entries from the first to the last one of a tensor in its memory."""
+    return 1 + sum([(size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)])
 
 
 def written(found: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:

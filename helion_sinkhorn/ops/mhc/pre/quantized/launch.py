@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from helion_sinkhorn.ops.mhc.out import span
+from helion_sinkhorn.ops.mhc.pre.quantized.layouts import memory_of
 from helion_sinkhorn.ops.mhc.pre.quantized.space import QuantizeCall, default, space
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, launch
@@ -52,35 +54,36 @@ def bits_of(number: float) -> int:
     return struct.unpack("i", struct.pack("f", number))[0]
 
 
-def room(u: torch.Tensor, group: int, scales: str, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory for (values, scales), scales as they lie: (..., K, T padded) by columns."""
-    groups, is_power = u.size(-1) // group, scales == "e8m0"
-    values = torch.empty(u.shape, dtype=torch.float8_e4m3fn, device=u.device)
-    if layout == "row":
-        kind = torch.float8_e8m0fnu if is_power else torch.float32
-        return values, u.new_empty((*u.shape[:-1], groups), dtype=kind)
-    rows = (groups + 3) // 4 if is_power else groups
-    shape = *u.shape[:-2], rows, (u.size(-2) + 3) // 4 * 4
+def results(u: torch.Tensor, group: int, scales: str, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for (values, scales (..., T, K))."""
+    shape, dtype = memory_of(u.shape, group, scales, layout)
     # the kernel writes a byte for each group, and not those that the last int32 lacks
-    make = u.new_zeros if is_power and groups % 4 else u.new_empty
-    return values, make(shape, dtype=torch.int32 if is_power else torch.float32)
-
-
-def as_returned(scales: torch.Tensor, u: torch.Tensor, layout: str) -> torch.Tensor:
-    """Scales (..., T, K) of those that `room` made."""
-    return scales if layout == "row" else scales.narrow(-1, 0, u.size(-2)).mT
+    make = u.new_zeros if dtype == torch.int32 and u.size(-1) // group % 4 else u.new_empty
+    made = make(shape, dtype=dtype)
+    values = torch.empty(u.shape, dtype=torch.float8_e4m3fn, device=u.device)
+    return values, made if layout == "row" else made.narrow(-1, 0, u.size(-2)).mT
 
 
 def forward(
-    u: torch.Tensor, group: int, scales: str, layout: str, floor: float, choice: Choice | None = None
+    u: torch.Tensor,
+    group: int,
+    scales: str,
+    layout: str,
+    floor: float,
+    choice: Choice | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(values, scales); the contract is mhc.quantized.quantize's."""
-    values, made = room(u, group, scales, layout)
+    """(values, scales), or `out`; the contract is mhc.quantized.quantize's."""
+    values, made = results(u, group, scales, layout) if out is None else out
     rows = flattened(u, 1).view(-1, group)
     codes = values.view(torch.uint8).view(-1, group)
-    flat = (made.view(torch.uint8) if scales == "e8m0" else made).view(-1)
+    flat = made.as_strided((span(made),), (1,))
+    if scales == "e8m0":
+        flat = flat.view(torch.uint8)
+        if out is not None and made.dtype == torch.int32 and u.size(-1) // group % 4:
+            flat.zero_()
     call = call_for(u.dtype, u.size(-1), group, scales, layout)
     numbers = bits_of(floor), u.size(-2) if layout == "column" else 1
     tokens = u.numel() // u.size(-1)
     launch(KERNELS[NAME], call, (rows, codes, flat), *numbers, batch=tokens, choice=choice)
-    return values, as_returned(made, u, layout)
+    return values, made

@@ -13,16 +13,15 @@ NAME = "quantize"
 implementations = Implementations("helion_sinkhorn.ops.mhc.pre.quantized.launch", eager)
 
 
-def forward(u, *rest):
+def forward(u, *rest, **out):
     """(values, scales); see mhc.quantized.quantize."""
     with implementations.chosen_for(u, "helion") as module:
-        return module.forward(u, *rest)
+        # kernels write into `out`
+        return module.forward(u, *rest) if module is eager else module.forward(u, *rest, **out)
 
 
 def _empty_results(u, group, scales, layout, floor):
-    launch = implementations.launcher
-    values, made = launch.room(u, group, scales, layout)
-    return values, launch.as_returned(made, u, layout)
+    return implementations.launcher.results(u, group, scales, layout)
 
 
 call = define(
