@@ -140,6 +140,6 @@ def _may_write(out: Quantized, u: torch.Tensor, group: int, scales: str, layout:
     shape, dtype = memory_of(u.shape, group, scales, layout)
     of_scales = tuple(shape), dtype
     if layout == "column":
-        of_scales = (*u.shape[:-1], shape[-2]), dtype, torch.empty(shape, device="meta").mT.stride()
+        of_scales = (*u.shape[:-1], shape[-2]), dtype, torch.zeros(shape, device="meta").mT.stride()
     wanted = {"out.values": (tuple(u.shape), torch.float8_e4m3fn), "out.scales": of_scales}
     return check_out({f"out.{name}": t for name, t in out._asdict().items()}, wanted, u, {}, {"u": u}, "u")

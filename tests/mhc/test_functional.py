@@ -12,7 +12,7 @@ from autograd_calls import assert_equal, randn
 from mhc_equations import assert_equations, values_and_gradients
 
 from helion_sinkhorn import hc_boundary, hc_coeffs, hc_expand, hc_head, hc_post, hc_pre, hc_site, nn
-from helion_sinkhorn.mhc import functional
+from helion_sinkhorn.ops.mhc import head as of_head
 from helion_sinkhorn.ops.mhc.site import crossing
 
 NARROW = (torch.bfloat16, torch.float16)
@@ -164,7 +164,7 @@ REFUSED = {
 @pytest.mark.parametrize("function", [hc_head, hc_coeffs, hc_site])
 @pytest.mark.parametrize("shape", [(2, 17, 3), (2, 0, 3), (2, 4, 0), (3,)], ids=str)
 def test_streams_are_refused_before_they_are_projected(function, shape, monkeypatch):
-    for module in (functional, crossing):
+    for module in (of_head, crossing):
         monkeypatch.delattr(module, "projected")
     with pytest.raises(ValueError, match=r"x has shape .*; pass \(\.\.\., n, C\): n streams, 1 to 16, of C"):
         function(torch.zeros(shape), FN, SCALE, BASE)
