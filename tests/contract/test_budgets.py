@@ -32,6 +32,7 @@ from helion_sinkhorn.ops.mhc.post import launch as post
 from helion_sinkhorn.ops.mhc.pre import launch as pre
 from helion_sinkhorn.ops.mhc.pre.quantized import launch as quantized
 from helion_sinkhorn.ops.mhc.site import launch as site
+from helion_sinkhorn.ops.mhc.site.boundary.head import launch as head
 from helion_sinkhorn.ops.mhc.site.boundary.last.launch import LAST
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.mhc.split import launch as split
@@ -295,8 +296,11 @@ def test_every_config_that_is_tried_is_within_its_budget(name, call, different):
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        (LAST, site.call_for(4, 130, torch.float32, "float32")),
-        (LAST, site.call_for(4, 130, torch.bfloat16, "float32")),
+        *(
+            (name, site.call_for(n, 130, dtype, "float32"))
+            for name in (LAST, head.SUMS, head.HEAD)
+            for n, dtype in ((4, torch.float32), (3, torch.bfloat16))
+        ),
         (quantized.NAME, quantized.call_for(torch.bfloat16, 256, 32, "e8m0", "column")),
     ],
     ids=str,

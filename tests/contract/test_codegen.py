@@ -29,6 +29,7 @@ from helion_sinkhorn.ops.mhc.pre.space import PreCall
 from helion_sinkhorn.ops.mhc.site import launch as site
 from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as backward
+from helion_sinkhorn.ops.mhc.site.boundary.head import launch as head
 from helion_sinkhorn.ops.mhc.site.boundary.last.launch import LAST
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.mhc.split import launch as split
@@ -66,6 +67,8 @@ def wanted(kernel: str, n: int) -> Wanted:
         site.BACKWARD: Wanted(1, 1, matrix=True),
         boundary.FORWARD: Wanted(1, 1, matrix=True),
         LAST: Wanted(n + 1, 1),
+        head.SUMS: Wanted(n + 1, matrix=True),
+        head.HEAD: Wanted(n + 1, 1),
         backward.BACKWARD: Wanted(1, 1, 0, matrix=True),
         backward.PROJECTION: Wanted(matrix=True),
         balance.COLUMNS: Wanted(),
@@ -85,6 +88,7 @@ SMALLEST = {
     "hc_site": (SiteCall("bfloat16", 4, 7168, "float32"), tuple(site.KERNELS)),
     "hc_boundary": (MODEL, (boundary.FORWARD,)),
     "hc_last": (MODEL, (LAST,)),
+    "hc_last, head": (MODEL, (head.SUMS, head.HEAD)),
     "balance": (BalanceCall("bfloat16", 7168), tuple(balance.KERNELS)),
     "balance, columns": (BalanceCall("float32", 256), (balance.COLUMNS,)),
     "quantize": (QuantizeCall("bfloat16", 7168, 32, "e8m0", "column"), (quantized.NAME,)),

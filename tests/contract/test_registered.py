@@ -35,6 +35,7 @@ WITHOUT_GRADIENT = {
     "sinkhorn_balance_step",
     "quantize",
     "hc_last",
+    "hc_last_head",
 }
 """Tests of their own have what holds of them: of balance, quantized_kernel and last."""
 WITHOUT_AOT = "test_schema", "test_faketensor", "test_autograd_registration"

@@ -21,7 +21,7 @@ from helion_sinkhorn.runtime import dispatch, launch, overlap
 from helion_sinkhorn.runtime.adapted import adapted
 from helion_sinkhorn.runtime.standalone import load
 
-SEAMS = ["hc_boundary_finish", "hc_boundary_forward", "hc_boundary_last", "hc_boundary_split"]
+SEAMS = [f"hc_boundary_{name}" for name in ("finish", "forward", "head", "head_sums", "last", "split")]
 PARTS = ["hc_mixes_split", "hc_mixes_partials", "hc_post_forward"]
 LARGE = [f"sinkhorn_large_{name}" for name in ("first", "step", "columns", "back", "gather", "eps_step")]
 CODE = """

@@ -13,8 +13,9 @@ from hc_streams import post_inputs
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.pre.normed import budget as normed_budget
 from helion_sinkhorn.lab.rounding import worst
+from helion_sinkhorn.lab.site.boundary.trials import of_head_sums
 from helion_sinkhorn.lab.site.budget import RESULTS
-from helion_sinkhorn.lab.site.trials import boundary_error, boundary_gradients_error, of_second
+from helion_sinkhorn.lab.site.trials import ERRORS, boundary_error, boundary_gradients_error, of_second
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.out import Out
@@ -24,6 +25,7 @@ from helion_sinkhorn.ops.mhc.pre.normed import launch as normed_launch
 from helion_sinkhorn.ops.mhc.site import launch
 from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_backward
+from helion_sinkhorn.ops.mhc.site.boundary.head import launch as head_launch
 from helion_sinkhorn.ops.mhc.site.boundary.last import launch as last_launch
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import default_choice
@@ -182,3 +184,17 @@ def test_the_last_collapse(n, dtype, order, norm):
         assert worst(y, normed_budget.exact(*given)["u"], normed_budget.error_budget(*given)["u"]) <= 1
     else:
         assert torch.equal(y, pre_launch.forward(streams, weights))
+
+
+@pytest.mark.parametrize(
+    "call", [SiteCall("bfloat16", 3, 71, "float32"), SiteCall("float32", 4, 140, "float32")], ids=str
+)
+def test_a_last_collapse_by_a_head(call):
+    """Two chunks of columns, the last one short, and a token that has the same bits alone."""
+    for name, kernel in head_launch.KERNELS.items():
+        assert ERRORS[name](call, default_choice(kernel, call, DEVICES["h200"]), "cpu") <= 1
+    f, x, post, comb, fn = of_head_sums(call, TOKENS, "cpu")
+    head = fn, torch.tensor([0.7]), torch.linspace(-1, 1, call.n), None, "oi", 1e-6, 1e-6, 1e-6
+    y = head_launch.forward(Update(f, x, post, comb), *head)
+    for at in (slice(0, 1), slice(TOKENS - 1, TOKENS)):
+        assert torch.equal(head_launch.forward(Update(f[at], x[at], post[at], comb[at]), *head), y[at])

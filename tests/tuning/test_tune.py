@@ -170,7 +170,7 @@ def test_candidates_are_few_distinct_and_begin_with_the_default(kernel):
     # launches them once
     alone = (
         "hc_pre_backward", "hc_pre_normed_forward", "hc_site_weights", "hc_boundary_finish",
-        "hc_boundary_last", *ONCE,
+        "hc_boundary_last", "hc_boundary_head", *ONCE,
     )  # fmt: skip
     fewest = 1 if kernel in alone else 2
     for group, key in itertools.product(groups, DEVICES):
