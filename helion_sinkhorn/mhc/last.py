@@ -99,8 +99,8 @@ def hc_last(
     there = [t for t in given if t is not None]
     direct = None
     if out is not None:
-        named = {**update._asdict(), **(head or Head(None, None, None))._asdict()}
-        named |= {"pre": pre, "y_norm_weight": y_norm_weight}
+        named = update._asdict() | {"pre": pre, "y_norm_weight": y_norm_weight}
+        named |= {} if head is None else head._asdict()
         direct = out if check_out({"out": out}, {"out": (tuple(f.shape), x.dtype)}, x, {}, named) else None
     n, columns = x.shape[-2:]
     fewest = 1 if head is None else FEWEST_STREAMS
