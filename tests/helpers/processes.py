@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -29,6 +30,18 @@ def join(rank: int, folder: str, device: str) -> None:
         world_size=WORLD,
         timeout=timedelta(seconds=120),
     )
+    dist.all_reduce = contiguous_only(dist.all_reduce)
+
+
+def contiguous_only(all_reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """As NCCL has it, on CPUs too."""
+
+    @functools.wraps(all_reduce)
+    def run(t: torch.Tensor, *given: Any, **options: Any) -> Any:
+        assert t.is_contiguous(), "Tensors must be contiguous"
+        return all_reduce(t, *given, **options)
+
+    return run
 
 
 def on_a_mesh(work: Callable[..., Any], device: str, arguments: Sequence[Any]) -> Any:

@@ -14,7 +14,7 @@ from helion_sinkhorn import sinkhorn, sinkhorn_potentials
 from helion_sinkhorn.ops.sinkhorn import distributed
 from helion_sinkhorn.ops.sinkhorn.large import launch
 from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
-from helion_sinkhorn.ops.sinkhorn.large.ranks import ranks_of
+from helion_sinkhorn.ops.sinkhorn.large.ranks import ranks_of, reduce_over
 from helion_sinkhorn.ops.sinkhorn.large.sides import Matrices
 from helion_sinkhorn.recipes import sinkhorn_knopp_teacher
 
@@ -184,3 +184,10 @@ def of_refusals(mesh: Any) -> dict[str, str]:
         except (TypeError, ValueError, NotImplementedError) as error:
             found[name] = f"{type(error).__name__}: {error}"
     return found
+
+
+def of_sums_apart(mesh: Any) -> torch.Tensor:
+    """Sums that do not lie together in memory, as sums by halves of several matrices, over the processes."""
+    whole = torch.full((3, 4), mesh.get_rank() + 1.0)
+    reduce_over(whole[:, :1], [mesh.get_group().group_name], "SUM")
+    return whole

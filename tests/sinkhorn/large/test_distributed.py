@@ -38,6 +38,12 @@ def test_parts_are_the_parts_of_the_whole(on_two_processes, name, first, share, 
     assert_near(found, true, TOLERANCE[dtype])
 
 
+def test_sums_that_lie_apart(on_two_processes):
+    """NCCL refuses them, and so do these processes."""
+    for rank, whole in enumerate(on_two_processes(ranks.of_sums_apart)):
+        assert torch.equal(whole, torch.tensor([3.0, *[rank + 1.0] * 3]).expand(3, 4))
+
+
 @pytest.mark.parametrize("first", FIRSTS)
 @pytest.mark.parametrize(("share", "dtype"), SHARED)
 def test_marginals(on_two_processes, first, share, dtype):

@@ -75,9 +75,13 @@ def ranks_of(groups: Sequence[str], first: str, lines: int) -> Ranks:
 
 
 def reduce_over(t: torch.Tensor, groups: Sequence[str], how: str) -> None:
-    """Reduce a contiguous t over all ranks of these groups, in place, to their "SUM" or "MAX"."""
+    """Reduce t over all ranks of these groups, in place, to their "SUM" or "MAX"."""
     import torch.distributed as dist
 
+    # NCCL refuses other tensors
+    together = t.contiguous()
     for name in groups:
         group = dist.distributed_c10d._resolve_process_group(name)
-        dist.all_reduce(t, getattr(dist.ReduceOp, how), group)
+        dist.all_reduce(together, getattr(dist.ReduceOp, how), group)
+    if together is not t:
+        t.copy_(together)
