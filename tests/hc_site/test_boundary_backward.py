@@ -182,7 +182,8 @@ def test_every_result_of_the_kernels_is_tested_on_random_inputs(name):
         for c in of_kernels(of_site, workload, DEVICES["h200"], len(given[0]) * workload.tokens)
         if c.of.startswith(of_boundary.PREFIX)
     }
-    assert {kernel for kernel, _ in found} == set(of_boundary.COMPUTES)
+    # a head is tested where the site's own weights collapse the streams
+    assert {kernel for kernel, _ in found} == of_boundary.COMPUTES.keys() - head.KERNELS.keys()
     assert {of for _, of in found} == truths.keys() - {"boundary dscale", "boundary dbase", "boundary dbias"}
     reasons = {key: truths[c.of].judge(c.run(*given)).reasons for key, c in found.items()}
     assert not any(reasons.values()), reasons

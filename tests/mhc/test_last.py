@@ -277,7 +277,8 @@ def test_a_head_on_a_gpu(c, norm, order):
     bias, *of_norm = (options[name] for name in ("bias", "y_norm_weight", "y_norm_eps"))
     exact = in_float64(hc_post(*update, bias, comb_order=order), head, *of_norm)
     error = (y.double().cpu() - exact).abs()
-    assert (error <= 2.0**-8 * (1 + norm) * exact.abs() + 2e-5).all()
+    # the collapse is rounded, which changes its mean square too, and so is what is normalised
+    assert (error <= 2.0**-8 * (1 + 2 * norm) * exact.abs() + 2e-5).all()
     assert torch.equal(hc_last(*update, head=head, **options, out=torch.empty_like(y)), y)
 
 

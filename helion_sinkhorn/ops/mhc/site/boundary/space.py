@@ -43,9 +43,14 @@ def forward_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
     return config(64, 8 if call.dtype == "float32" else 4, 2), ()
 
 
-def forward_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
+def blocks(device: Device) -> list[Items]:
+    """Configs of blocks of 64 and 128 tokens."""
     stages = (2, 3) if device.vendor == "nvidia" else (1, 2)
-    few = [config(*size, s) for size in ((64, 4), (64, 8), (128, 8)) for s in stages]
+    return [config(*size, s) for size in ((64, 4), (64, 8), (128, 8)) for s in stages]
+
+
+def forward_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
+    few = blocks(device)
     if device.vendor == "nvidia" and call.dtype == "bfloat16":
         # for few tokens; four warps have other sums of squares.  H200, 4 x 4096 columns, 16 tokens: 6.0 us
         # where blocks of 64 take 9.1, and 13.6 where those take 10.9 for 256
