@@ -22,7 +22,7 @@ one_of = $(or $($@.$(or $(WHAT),$(1))),$(error make $@ knows no WHAT=$(WHAT); it
 	$(sort $(patsubst $@.%,%,$(filter $@.%,$(.VARIABLES))))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-model test lint format wheels dist hub clean bench study accuracy compare emulate equal mutants attack sanitize machine docs docs-numbers tune tuning-readme programs
+.PHONY: help demo test lint format wheels dist hub clean bench study accuracy compare emulate equal attack sanitize machine docs docs-numbers tune programs
 
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -38,14 +38,13 @@ export PYTHONPYCACHEPREFIX ?= $(CURDIR)/$(VENV)/bytecode
 endif
 
 # One thread a process: pytest runs JOBS of them, and the others are measured on one core
-test study emulate equal mutants attack machine: export OMP_NUM_THREADS ?= 1
+test study emulate equal attack machine: export OMP_NUM_THREADS ?= 1
 
 ##@ Try it
-demo: $(VENV)/.ready ## error, row and column sums, time beside eager and torch.compile, a picture; the first run installs .venv, minutes
-	$(RUN) -m benchmarks.demo $(ARGS)
-
-demo-model: $(VENV)/.demo-model ## a DeepseekV4 of transformers with this residual path and without; 1 minute on one core
-	$(RUN) -m benchmarks.demo_model $(ARGS)
+demo.sinkhorn := benchmarks.demo
+demo.model := benchmarks.demo_model
+demo: $(VENV)/.$(if $(filter model,$(WHAT)),demo-model,ready) ## error, row and column sums, time beside eager and torch.compile, a picture; the first run installs .venv, minutes. WHAT=model: a DeepseekV4 of transformers with this residual path and without, 1 minute on one core
+	$(RUN) -m $(call one_of,sinkhorn) $(ARGS)
 
 ##@ Change it
 test.suite := -n $(JOBS) --dist worksteal
@@ -118,17 +117,16 @@ compare: $(VENV)/.ready ## what several devices wrote, side by side. ARGS="a/acc
 	$(RUN) -m ci.compare $(ARGS)
 
 # docs/dev/emulation.md says how long it takes; ARGS="--devices mi350 --workloads mhc_fp32 tail_5x3 --used"
-emulate: $(VENV)/.ready ## AMD's machine code executed on this CPU and tested as a device is
-	$(RUN) -m ci.emulate $(ARGS)
+emulate.kernels := ci.emulate
+emulate.mutants := ci.mutants
+emulate: $(VENV)/.ready ## AMD's machine code executed on this CPU and tested as a device is. WHAT=mutants: faults planted in that machine code, and what finds each
+	$(RUN) -m $(call one_of,kernels) $(ARGS)
 
 # ARGS="--devices mi350 mi300x" emulates where there is a GPU too; ARGS=--write puts the results into docs/equal
 equal.bits := ci.equal
 equal.faults := ci.equal.faults
 equal: $(VENV)/.ready ## every bit, config with config and vendor with vendor, in Triton's FPSan mode; emulated without a GPU. WHAT=faults: who finds planted faults
 	$(RUN) -m $(call one_of,bits) $(ARGS)
-
-mutants: $(VENV)/.ready ## faults planted in that machine code, and what finds each
-	$(RUN) -m ci.mutants $(ARGS)
 
 # cache: 100,000 tuning files changed at random, and eight tuners of which one after another is killed
 attack.kernels := -m ci.attack
@@ -152,7 +150,7 @@ docs: $(VENV)/.docs ## the pages of docs/ and the API reference as a site, in si
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 	@echo "Open site/index.html in a browser; no server is needed."
 
-docs-numbers: $(VENV)/.ready ## the numbers of README and docs from the files they come from. ARGS=--pictures, ARGS=--check
+docs-numbers: $(VENV)/.ready ## the numbers of README, docs and tuning_cache from the files they come from. ARGS=--pictures, ARGS=--check
 	$(RUN) -m docs.numbers $(ARGS)
 
 ##@ Tune it (docs/tuning.md)
@@ -166,9 +164,6 @@ endif
 endif
 tune: $(VENV)/.ready ## time configs on this machine and store the best. DEVICE=h200; OFFLINE=1: without that GPU, rank machine code
 	$(RUN) -m helion_sinkhorn tune --device $(DEVICE) $(TUNE) $(ARGS)
-
-tuning-readme: $(VENV)/.ready ## tuning_cache/README.md from its data
-	$(RUN) -m helion_sinkhorn readme
 
 # Generated code depends on Helion's version, and configs on Triton's: torch 2.11 has 3.6 and Helion 1.5.0
 build/triton-%:

@@ -1,4 +1,4 @@
-"""Write the numbers of README and docs from the files they come from: python -m docs.numbers [--check]
+"""Write the numbers of pages from the files they come from: python -m docs.numbers [--check]
 
 docs/numbers.toml lists what stands between `<!-- name -->` and `<!-- /name -->` of a page, from which
 file and by which function, and what pages say of numbers that no file holds.  --check writes nothing and
@@ -36,6 +36,7 @@ try:
     from benchmarks.residual_path import report as residual_path
     from ci.gate import markdown
     from docs import kernel_times, pictures, tables, whole_calls
+    from helion_sinkhorn.lab.tuning.readme import readme
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
@@ -67,7 +68,10 @@ def made(page: str, mark: str, file: str, maker: str, *words: str) -> Generated:
     return Generated(page, mark, partial(getattr(MAKERS[module], name), *words))
 
 
-GENERATED = tuple(made(*row) for row in LISTED["generated"])
+GENERATED = (
+    *(made(*row) for row in LISTED["generated"]),
+    Generated("tuning_cache/README.md", "", partial(readme, ROOT / "tuning_cache")),
+)
 STATED: tuple[tuple[str, str], ...] = tuple(map(tuple, LISTED["stated"]))
 
 

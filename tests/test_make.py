@@ -37,6 +37,8 @@ def test_make_alone_lists_every_target_with_a_line():
 @pytest.mark.parametrize(
     ("words", "command"),
     [
+        ("demo", "-m benchmarks.demo --quick"), ("demo WHAT=model", "-m benchmarks.demo_model --quick"),
+        ("emulate", "-m ci.emulate --quick"), ("emulate WHAT=mutants", "-m ci.mutants --quick"),
         ("test", "-m pytest -n 2"), ("test WHAT=jax", "-m pytest tests/test_examples.py -k jax"),
         ("test WHAT=models", "-m pytest tests/mhc/test_transformers.py tests/mhc/test_automodel.py"),
         ("test WHAT=servers", "-m pytest tests/mhc/test_servers.py"),
@@ -92,7 +94,6 @@ def test_bench_tritonbench_runs_the_operator_that_is_named():
 
 
 def test_benchmarks_start_as_modules():
-    assert "-m benchmarks.demo " in MAKEFILE
     assert not re.search(r"\$\(RUN\) benchmarks/", MAKEFILE)
 
 

@@ -1,6 +1,6 @@
 """A tiny DeepseekV4 of transformers with and without this package's residual path, compared and trained.
 
-    python -m benchmarks.demo_model [--steps 200]     # make demo-model; 1 minute on one core
+    python -m benchmarks.demo_model [--steps 200]     # make demo WHAT=model; 1 minute on one core
     python -m benchmarks.demo_model --step docs/bench/model_step.csv     # on a GPU
 
 Before training, logits and every gradient are compared, in float32 and in bfloat16.  Then both learn the

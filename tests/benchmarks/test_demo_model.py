@@ -1,4 +1,4 @@
-"""make demo-model: what it prints, and that it fails where the model is another one."""
+"""make demo WHAT=model: what it prints, and that it fails where the model is another one."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from helion_sinkhorn.lab.tuning import markdown
 from helion_sinkhorn.lab.tuning.check import files
 from helion_sinkhorn.lab.tuning.ranking import KERNELS, calibration
 
-TABLES = "<!-- from the data, by `make tuning-readme` -->"
+TABLES = "<!-- from the data, by `make docs-numbers` -->"
 
 
 # ---------------------------------------------------------------------------------------------- README
