@@ -61,7 +61,8 @@ def hc_last(
         post: (..., n), any floating dtype.
         comb: (..., n, n), any floating dtype.
         pre: (..., n), any floating dtype, or None for 1/n, or for a head.
-        head: Head(fn, scale, base, norm_eps=1e-6, eps=1e-6, norm_weight=None), the arguments of `hc_head`.
+        head: Head(fn, scale, base, norm_eps=1e-6, eps=1e-6, norm_weight=None), the arguments of `hc_head`,
+            whose precision is "float32" here; norm_eps is under the root.
         bias: (C,), any floating dtype, added to f, or None.
         comb_order: "io" or "oi", as in `hc_post`.
         y_norm_weight: (C,), weight of the model's last RMSNorm, which makes y then; or None.
@@ -75,15 +76,17 @@ def hc_last(
         y (..., C) in the dtype of x.
 
     Numerical policy: the new streams are rounded to the dtype of x, as between the functions, and y as
-        `hc_pre` rounds it.  Where no gradient is needed one kernel reads f and x and writes y, or with a head
-        two, for up to 4 streams of up to 8192 columns; a call that needs one, or that kernels do not take, is
-        the functions.  Both have the same bits without a norm and a head; the sums of these are in another
+        `hc_pre` rounds it.  Where no gradient is needed one kernel reads f and x and writes y, for up to 4
+        streams of up to 8192 columns, or with a head two, for 2 to 4 streams; a call that needs one, or that
+        kernels do not take, is the functions.  Both have the same bits without a norm and a head; the sums of these are in another
         order, and those of a head as exact as in `hc_mixes`.  A token's result does not depend on the tokens
         around it.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: what `hc_post`, `hc_pre` and `hc_head` raise; pre and head
-            are given, or head is no Head; out requires a gradient or does not fit.
+        TypeError: what `hc_post`, `hc_pre` and `hc_head` raise, who name a head's fields without it; head is
+            no Head; out has another dtype.
+        ValueError: what these raise; pre and head are given; out does not fit, or overlaps an argument.
+        NotImplementedError: what these raise; an argument requires a gradient, and out is given.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), and the last
         collapses in the inference code of DeepSeek-V4 and V4.1.
@@ -119,7 +122,7 @@ def hc_last(
     streams = mixed(update, comb_order, implementation)
     weights = by[0] if head is None else weights_of(streams, Head(*by, *head[3:5]), implementation)
     norm = None if y_norm_weight is None else Norm(y_norm_weight, float(y_norm_eps))
-    return written(collapsed(streams, weights, norm, implementation), out)
+    return written(collapsed(streams, weights, norm, implementation, direct), out)
 
 
 def _weights(x: torch.Tensor, pre: torch.Tensor | None) -> torch.Tensor:

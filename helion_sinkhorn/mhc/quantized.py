@@ -20,12 +20,16 @@ from helion_sinkhorn.runtime.checks import (
     implementation_for,
     type_of,
 )
+from helion_sinkhorn.runtime.export import named_for_export
 from helion_sinkhorn.runtime.tokens import register_sharding_for
+from helion_sinkhorn.runtime.views import strides_of
 
 SCALES = ("float32", "e8m0")
 LAYOUTS = ("row", "column")
 LEAST_FLOOR = 1e-30
 """With a smaller floor a scale might be near float32's smallest normal number, which some devices flush."""
+ACCEPTED_FLOOR = f"a float from {LEAST_FLOOR} to {LARGEST}"
+"""Compilers that make sizes symbols cannot format numbers."""
 
 
 class Quantized(NamedTuple):
@@ -35,6 +39,9 @@ class Quantized(NamedTuple):
     """(..., C), float8_e4m3fn."""
     scales: torch.Tensor
     """(..., C / G), or packed; u is about values times scales."""
+
+
+named_for_export(Quantized)
 
 
 def quantize(
@@ -101,9 +108,9 @@ def quantize(
     group = check_int("group", group, 1)
     check_option("scales", scales, SCALES)
     check_option("layout", layout, LAYOUTS)
-    check_finite("floor", floor, f"a float from {LEAST_FLOOR} to {LARGEST}")
+    check_finite("floor", floor, ACCEPTED_FLOOR)
     if not LEAST_FLOOR <= floor <= LARGEST:
-        raise ValueError(f"floor is {float(floor)}; pass a float from {LEAST_FLOOR} to {LARGEST}")
+        raise ValueError(f"floor is {float(floor)}; pass {ACCEPTED_FLOOR}")
     axes, shape = (1, "(..., C)") if layout == "row" else (2, "(..., T, C)")
     if u.dim() < axes or u.size(-1) % group:
         raise ValueError(
@@ -140,6 +147,7 @@ def _may_write(out: Quantized, u: torch.Tensor, group: int, scales: str, layout:
     shape, dtype = memory_of(u.shape, group, scales, layout)
     of_scales = tuple(shape), dtype
     if layout == "column":
-        of_scales = (*u.shape[:-1], shape[-2]), dtype, torch.zeros(shape, device="meta").mT.stride()
+        *lead, of_group, of_token = strides_of(torch.Size(shape))
+        of_scales = (*u.shape[:-1], shape[-2]), dtype, (*lead, of_token, of_group)
     wanted = {"out.values": (tuple(u.shape), torch.float8_e4m3fn), "out.scales": of_scales}
     return check_out({f"out.{name}": t for name, t in out._asdict().items()}, wanted, u, {}, {"u": u}, "u")

@@ -10,6 +10,7 @@ from helion_sinkhorn.ops.mhc.mixes.api import check_options, check_tensors, proj
 from helion_sinkhorn.ops.mhc.split.forms import gate
 from helion_sinkhorn.ops.mhc.streams import check_projection, for_projection
 from helion_sinkhorn.runtime.checks import check_finite, check_same_device, check_tensor, refuse_shape
+from helion_sinkhorn.runtime.export import named_for_export
 
 
 class Head(NamedTuple):
@@ -27,6 +28,9 @@ class Head(NamedTuple):
     """Added to the weights."""
     norm_weight: torch.Tensor | None = None
     """(n C,), the weight of the norm, or None for 1."""
+
+
+named_for_export(Head)
 
 
 def check_head(x: torch.Tensor, head: Head, precision: str = "float32", eps_outside: bool = False) -> None:

@@ -81,7 +81,7 @@ def check_out(
     Args:
         out: tensors by their names in errors.
         wanted: the shape and dtype of each, and the strides of what is not contiguous.
-        x: (..., n, C), the streams, for errors.
+        x: the first argument, for errors.
         over: the argument that each may be written over.
         given: the arguments by name.
         first: the name of x.

@@ -224,7 +224,6 @@ def backward(
     for part in together(narrow):
         own = over_f[part], over_g[part]
         taken_back(Calls(x[part], choices), of.of(part), dy[part], own, rows[:, part], columns[:, part])
-    # what the first row step leaves is subtracted when the gradient is computed
     bases, base_f, base_g, left, right = of_segments(Calls(x, choices), of, rows, columns)
     base_f = times(base_f, None if log_mass is None else log_mass.unsqueeze(1))
     # the first row step uses its own sums, so its entries and r may have any common factor

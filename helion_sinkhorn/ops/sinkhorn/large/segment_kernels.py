@@ -16,7 +16,7 @@ LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 
 
 def grown(x):
-    """e^x within 2 units in the last place, however large x is."""
+    """e^x within 2 units in the last place for |x| up to 88, which a segment does not exceed."""
     k = whole(x * 1.4426950408889634)
     left = ((x - k * LN2_HIGH) - k * LN2_LOW) * 1.4426950408889634
     return torch.exp2(k) * torch.exp2(left)

@@ -81,7 +81,8 @@ def forward(
     if scales == "e8m0":
         flat = flat.view(torch.uint8)
         if out is not None and made.dtype == torch.int32 and u.size(-1) // group % 4:
-            flat.zero_()
+            # not what lies between the entries, which may be another call's
+            made.zero_()
     call = call_for(u.dtype, u.size(-1), group, scales, layout)
     numbers = bits_of(floor), u.size(-2) if layout == "column" else 1
     tokens = u.numel() // u.size(-1)
