@@ -38,7 +38,7 @@ from helion_sinkhorn.ops.linear_attention import eager as attention_eager
 from helion_sinkhorn.ops.mhc.split import eager as split_eager
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import solver_for
 from helion_sinkhorn.runtime.kernel import candidates
-from helion_sinkhorn.runtime.launch import choose, forget
+from helion_sinkhorn.runtime.launch import choose
 
 ROOT = Path(__file__).resolve().parents[2]
 CI = [w.name for w in tagged("ci", object)]
@@ -53,9 +53,9 @@ BY_NIGHT = {
 }  # fmt: skip
 
 # At these sizes and logits the iterations or the conjugate gradients have converged, or all matrices are one
-CONVERGED = {"mid_16", "mid_16_deepseek", "mid_16_log", "lane_32", "lane_32_log", "matching_64"} | {
-    "largest_128", "peaked_column", "peaked_column_8_log", "implicit_8", "implicit_16",
-    "implicit_32", "implicit_64",
+CONVERGED = {
+    "mid_16", "mid_16_deepseek", "mid_16_log", "lane_32", "lane_32_log", "matching_64", "largest_128",
+    "peaked_column", "peaked_column_8_log", "implicit_8", "implicit_16", "implicit_32", "implicit_64",
     "implicit_driver_8", "implicit_uniform_16", "implicit_identity_like",
 }  # fmt: skip
 # The accumulator drops 3 exp(-16) of sums of 1, 6 units of float32; exponentials to the base 2 may be wrong
@@ -110,11 +110,11 @@ def test_a_matrix_unit_that_truncates_is_right():
 def test_every_fault_is_caught_somewhere_and_cosine_misses_most():
     everything = []
     for operator in OPERATORS.values():
-        rows = [name for name in CI if operator.takes(WORKLOADS[name])]
-        caught = {f for name in rows for f, o in opinions(name)[1].items() if not o.gate}
+        rows = [opinions(name) for name in CI if operator.takes(WORKLOADS[name])]
+        caught = {f for _, faulty, _ in rows for f, o in faulty.items() if not o.gate}
         assert caught == {w.name for w in operator.on_many}
         assert len(caught) >= 12
-        everything += [o for name in rows for f, o in opinions(name)[1].items() if f not in opinions(name)[2]]
+        everything += [o for _, faulty, hidden in rows for f, o in faulty.items() if f not in hidden]
     assert sum(o.cosine for o in everything) > len(everything) / 2
 
 
@@ -215,9 +215,8 @@ def test_repeated_logits_repeat_the_rounding_of_their_exponentials():
 def test_one_rounding_to_a_narrow_type_has_the_rms_of_a_uniform_error(of):
     truth = ground("mhc_bf16")[3][of]
     # half a place is relative to the power of two below: mean of 1 / significand^2 over a binade, 0.54
-    assert truth.judge(truth.exact.bfloat16()).rms == pytest.approx(
-        math.sqrt(3 / (8 * math.log(2))), abs=0.03
-    )
+    expected = math.sqrt(3 / (8 * math.log(2)))
+    assert truth.judge(truth.exact.bfloat16()).rms == pytest.approx(expected, abs=0.03)
 
 
 def test_gaps_count_units_in_the_last_place():
@@ -296,16 +295,11 @@ def test_a_sound_record_has_no_failures(monkeypatch):
 @pytest.mark.parametrize(
     ("of", "verdict", "change"),
     [
-        (("P", "dX")[k % 2], *case)
-        for k, case in enumerate(
-            {
-                "again": lambda call, x, y: torch.nextafter(y, 2 * y) if call > 1 and len(x) == 1021 else y,
-                "split": lambda call, x, y: y if len(x) == 1021 else torch.nextafter(y, 2 * y),
-                "position": lambda call, x, y: torch.cat([y[:-1], torch.nextafter(y[-1:], 2 * y[-1:])]),
-                "strided": lambda call, x, y: y if x.is_contiguous() else torch.nextafter(y, 2 * y),
-                "beside NaN": lambda call, x, y: y if x.isfinite().all() else y + 0 * x.sum(),
-            }.items()
-        )
+        ("P", "again", lambda call, x, y: torch.nextafter(y, 2 * y) if call > 1 and len(x) == 1021 else y),
+        ("dX", "split", lambda call, x, y: y if len(x) == 1021 else torch.nextafter(y, 2 * y)),
+        ("P", "position", lambda call, x, y: torch.cat([y[:-1], torch.nextafter(y[-1:], 2 * y[-1:])])),
+        ("dX", "strided", lambda call, x, y: y if x.is_contiguous() else torch.nextafter(y, 2 * y)),
+        ("P", "beside NaN", lambda call, x, y: y if x.isfinite().all() else y + 0 * x.sum()),
     ],
 )
 def test_other_bits_are_found(monkeypatch, verdict, change, of):
@@ -414,7 +408,7 @@ def test_one_failing_workload_leaves_the_others():
     assert accuracy.failures(record) == ["KeyError: 'no such workload'"]
 
 
-def test_kernels_are_tested_with_the_default_and_every_committed_config(monkeypatch, tmp_path):
+def test_kernels_are_tested_with_the_default_and_every_committed_config(monkeypatch, tmp_path, fresh_caches):
     """The bodies themselves, interpreted, chosen as on a GPU."""
     from helion_sinkhorn.configs import store
     from helion_sinkhorn.ops.sinkhorn import launch
@@ -427,10 +421,8 @@ def test_kernels_are_tested_with_the_default_and_every_committed_config(monkeypa
         tried = candidates(KERNELS[name], call, DEVICES["h200"])[-1]
         write(tmp_path, [entry(4096, dict(call.key), dict(tried.config), dict(tried.variant))], kernel=name)
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
-    forget()
-    found = of_kernels(SINKHORN, workload, DEVICES["h200"], len(x))
     by_kernel = {}
-    for candidate in found:
+    for candidate in of_kernels(SINKHORN, workload, DEVICES["h200"], len(x)):
         by_kernel.setdefault(candidate.kernel, []).append(candidate)
     assert {k: len(v) for k, v in by_kernel.items()} == {
         "sinkhorn_forward": 2, "sinkhorn_backward": 2, "sinkhorn_backward_history": 1,
@@ -442,8 +434,6 @@ def test_kernels_are_tested_with_the_default_and_every_committed_config(monkeypa
         whole[:6] = candidate.run(x, dy).double()
         whole[6:] = truth.exact[6:]
         assert truth.judge(whole).passes
-    monkeypatch.undo()
-    forget()
 
 
 @pytest.mark.parametrize("name", ["implicit_mhc", "implicit_wide_4x8", "implicit_64"])
@@ -527,20 +517,18 @@ def test_scales_by_columns_pass(name):
 ARGUMENTS = "--steps", str(STEPS), "--jobs", "1", "--no-inductor", "--workloads", "mhc_bf16", "tail_5x3"
 
 
-def called(folder):
-    """A run of the script on two small workloads, as CI calls it."""
-    environment = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    printed("-m", "ci.accuracy", *ARGUMENTS, "--out", folder, env=environment)
-    return folder / "accuracy-cpu.json"
-
-
 @pytest.fixture(scope="module")
 def artefact(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("accuracy")
-    (folder / "accuracy-cpu.json").write_text(
-        once("accuracy-cpu", lambda: called(tmp_path_factory.mktemp("once")).read_text())
-    )
-    return folder / "accuracy-cpu.json"
+    """The file of a run of the script on two small workloads, as CI calls it."""
+    path = tmp_path_factory.mktemp("accuracy") / "accuracy-cpu.json"
+
+    def called():
+        environment = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+        printed("-m", "ci.accuracy", *ARGUMENTS, "--out", path.parent, env=environment)
+        return path.read_text()
+
+    path.write_text(once(path.stem, called))
+    return path
 
 
 def test_the_artefact_says_what_ran_where(artefact):
@@ -591,22 +579,21 @@ def test_records_of_another_run_are_not_kept(artefact, name):
     assert accuracy.finished(artefact, {**like, name: "another"}) == {}
 
 
-def compared(tmp_path, capsys, monkeypatch, *paths):
-    monkeypatch.setattr(sys, "argv", ["compare.py", *map(str, paths), "--out", str(tmp_path)])
-    status = compare.main()
-    return status, capsys.readouterr()
+@pytest.fixture
+def compared(artefact, tmp_path, capsys, monkeypatch):
+    """The comparison of the artefact with one that is changed so -> its exit status, and what it says."""
+
+    def command(change):
+        data, other = json.loads(artefact.read_text()), tmp_path / "accuracy-other.json"
+        change(data)
+        other.write_text(json.dumps(data))
+        monkeypatch.setattr(sys, "argv", ["compare.py", str(artefact), str(other), "--out", str(tmp_path)])
+        return compare.main(), capsys.readouterr()
+
+    return command
 
 
-def variant(artefact, folder, change):
-    data = json.loads(artefact.read_text())
-    change(data)
-    folder.mkdir()
-    path = folder / "accuracy-other.json"
-    path.write_text(json.dumps(data))
-    return path
-
-
-def test_compare_reports_gaps_and_fails_on_limits_only(artefact, tmp_path, capsys, monkeypatch):
+def test_compare_reports_gaps_and_fails_on_limits_only(compared, tmp_path):
     def apart(data):
         data["device"]["key"] = "other"
         result = compare.served(data, "tail_5x3", "P")
@@ -616,8 +603,7 @@ def test_compare_reports_gaps_and_fails_on_limits_only(artefact, tmp_path, capsy
         result["sample"] = accuracy.sample(stored)
         data["workloads"]["mhc_bf16"]["inputs"] = "others"
 
-    other = variant(artefact, tmp_path / "gap", apart)
-    status, text = compared(tmp_path, capsys, monkeypatch, artefact, other)
+    status, text = compared(apart)
     assert status == 0
     assert "5.0 ulp" in text.out
     assert text.out.count("other inputs") == 2
@@ -627,16 +613,13 @@ def test_compare_reports_gaps_and_fails_on_limits_only(artefact, tmp_path, capsy
         data["device"]["key"] = "wrong"
         compare.served(data, "tail_5x3", "P")["rms"] = 1.5
 
-    status, text = compared(
-        tmp_path, capsys, monkeypatch, artefact, variant(artefact, tmp_path / "wrong", wrong)
-    )
+    status, text = compared(wrong)
     assert status == 1
     assert "wrong: tail_5x3: eager: beyond a limit" in text.err
 
 
-def test_compare_refuses_another_schema(artefact, tmp_path, capsys, monkeypatch):
-    path = variant(artefact, tmp_path / "old", lambda data: data.update(schema=0))
-    status, text = compared(tmp_path, capsys, monkeypatch, path)
+def test_compare_refuses_another_schema(compared):
+    status, text = compared(lambda data: data.update(schema=0))
     assert status == 2
     assert "schema 0" in text.err
 
@@ -730,13 +713,15 @@ def test_the_repository_keeps_a_line_a_result_without_samples(artefact):
             assert short["passes"] is full["passes"]
 
 
-def test_a_run_of_some_workloads_takes_their_place_with_what_it_ran_with():
-    def made(commit, **workloads):
-        facts = {"device": {"key": "h200"}, "utc": "", "command": "", "versions": {}}
-        return {**facts, "commit": commit, "workloads": workloads}
+def artefact_of(commit, **workloads):
+    """An artefact of an H200."""
+    facts = {"device": {"key": "h200"}, "utc": "", "command": "", "versions": {}}
+    return {**facts, "commit": commit, "workloads": workloads}
 
-    old = made("a", one={"results": [1]}, two={"results": [2]}, three={"results": [3]})
-    new = made("b", two={"results": [4]}, three={"error": "no"}, four={"results": [5]})
+
+def test_a_run_of_some_workloads_takes_their_place_with_what_it_ran_with():
+    old = artefact_of("a", one={"results": [1]}, two={"results": [2]}, three={"results": [3]})
+    new = artefact_of("b", two={"results": [4]}, three={"error": "no"}, four={"results": [5]})
     found = kept.updated(old, new)
     assert found["commit"] == "a"
     records = found["workloads"].items()
@@ -748,12 +733,9 @@ def test_a_run_of_some_workloads_takes_their_place_with_what_it_ran_with():
 
 
 def test_a_run_that_was_cut_keeps_the_records_of_what_it_did_not_reach(tmp_path, monkeypatch):
-    run = {"device": {"key": "h200"}, "utc": "", "command": "", "versions": {}}
-    old = {**run, "commit": "a", "workloads": {"one": {"results": [1]}, "two": {"results": [2]}}}
-    cut = {**run, "commit": "b", "workloads": {"one": {"results": [3]}, "two": {"error": "not finished"}}}
     paths = tmp_path / "new.json", tmp_path / "kept.json"
-    for path, artefact in zip(paths, (cut, old), strict=True):
-        path.write_text(json.dumps(artefact))
+    paths[0].write_text(json.dumps(artefact_of("b", one={"results": [3]}, two={"error": "not finished"})))
+    paths[1].write_text(json.dumps(artefact_of("a", one={"results": [1]}, two={"results": [2]})))
     monkeypatch.setattr(sys, "argv", ["kept", *map(str, paths)])
     assert kept.main() == 1
     found = json.loads(paths[1].read_text())

@@ -55,6 +55,18 @@ def served(batch=4096, key=KEY, device_key="h200"):
     return lookup.lookup(DEVICES[device_key], KERNEL, key, batch)
 
 
+@pytest.fixture
+def said(caplog):
+    """A function that returns the only message of the test, which has this level."""
+
+    def only(level: str) -> str:
+        (record,) = caplog.records
+        assert record.levelname == level
+        return record.getMessage()
+
+    return only
+
+
 # Which device
 
 
@@ -116,6 +128,10 @@ def test_current_is_what_the_driver_reports(monkeypatch):
     name = "AMD Instinct MI355X"
     reports(monkeypatch, "7.2", gcnArchName="gfx950:sramecc+:xnack-", multi_processor_count=256, name=name)
     assert device.current(0) is DEVICES["mi355x"]
+    # the environment names another whatever the driver reports
+    device.current.cache_clear()
+    monkeypatch.setattr(settings, "DEVICE", "h100")
+    assert device.current(0) is DEVICES["h100"]
 
 
 def test_unknown_hardware_gets_a_row_of_its_own(monkeypatch):
@@ -137,29 +153,19 @@ def test_unknown_hardware_gets_a_row_of_its_own(monkeypatch):
     )  # fmt: skip
 
 
-def test_environment_names_the_device_whatever_the_driver_reports(monkeypatch):
-    reports(monkeypatch, major=9, minor=0, multi_processor_count=132, name="NVIDIA H200")
-    monkeypatch.setattr(settings, "DEVICE", "mi355x")
-    assert device.current(0) is DEVICES["mi355x"]
-
-
 def test_unknown_device_in_the_environment_says_which_are_known(monkeypatch):
     monkeypatch.setattr(settings, "DEVICE", "h300")
-    with pytest.raises(
-        ValueError, match=r"HELION_SINKHORN_DEVICE='h300' is not a known device; use one of h100, h200"
-    ):
+    said = "HELION_SINKHORN_DEVICE='h300' is not a known device; use one of h100, h200"
+    with pytest.raises(ValueError, match=said):
         device.current(0)
 
 
 def test_settings_read_the_environment(monkeypatch):
-    monkeypatch.setenv("HELION_SINKHORN_DEVICE", "b200")
-    monkeypatch.setenv("HELION_SINKHORN_TUNING_DIR", "/some/folder")
-    values = runpy.run_path(settings.__file__)
-    assert (values["DEVICE"], values["TUNING_DIR"]) == ("b200", "/some/folder")
-    monkeypatch.delenv("HELION_SINKHORN_DEVICE")
-    monkeypatch.delenv("HELION_SINKHORN_TUNING_DIR")
-    values = runpy.run_path(settings.__file__)
-    assert (values["DEVICE"], values["TUNING_DIR"]) == ("", "")
+    for named, folder in (("", ""), ("b200", "/some/folder")):
+        values = runpy.run_path(settings.__file__)
+        assert (values["DEVICE"], values["TUNING_DIR"]) == (named, folder)
+        monkeypatch.setenv("HELION_SINKHORN_DEVICE", "b200")
+        monkeypatch.setenv("HELION_SINKHORN_TUNING_DIR", "/some/folder")
 
 
 # What is stored
@@ -236,36 +242,30 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_file_it_cannot_read_is_one_warning_and_no_entries(broken, shipped, caplog):
+def test_a_file_it_cannot_read_is_one_warning_and_no_entries(broken, shipped, caplog, said):
+    caplog.set_level(logging.INFO, "helion_sinkhorn")
     path = write(shipped, [])
     content = BROKEN[broken]
     path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    caplog.set_level(logging.INFO, "helion_sinkhorn")
     for batch in (1, 4096, 8192):
         assert served(batch) is None
     assert store.read(shipped, "h200", KERNEL) == ()
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
     for words in (str(path), "default config is used", f"make tune DEVICE=h200 KERNEL={KERNEL}"):
-        assert words in record.getMessage()
+        assert words in said("WARNING")
 
 
-def test_a_folder_in_the_place_of_the_file_is_one_warning(shipped, caplog):
-    (shipped / "h200" / f"{KERNEL}.json").mkdir(parents=True)
-    assert served() is None
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
-
-
-def test_a_pipe_in_the_place_of_the_file_is_one_warning(shipped, caplog):
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_a_folder_or_pipe_in_the_place_of_the_file_is_one_warning(make, shipped, said):
     path = write(shipped, [])
     path.unlink()
-    os.mkfifo(path)
-    reader = threading.Thread(target=served, daemon=True)
+    make(path)
+    found = []
+    # whoever opens a pipe waits for its writer
+    reader = threading.Thread(target=lambda: found.append(served()), daemon=True)
     reader.start()
     reader.join(10)
-    assert not reader.is_alive()
-    (record,) = caplog.records
-    assert "not a regular file" in record.getMessage()
+    assert found == [None]
+    assert "not a regular file" in said("WARNING")
 
 
 @pytest.mark.parametrize("named", ["~/tuned", "$ABSOLUTE"])
@@ -277,19 +277,11 @@ def test_the_user_s_folder_may_be_named_from_home(named, shipped, monkeypatch, t
     assert served().path == str(tmp_path / "tuned" / "h200" / f"{KERNEL}.json")
 
 
-def test_a_user_s_folder_that_is_not_there_is_one_warning(monkeypatch, tmp_path, caplog):
+def test_a_user_s_folder_that_is_not_there_is_one_warning(monkeypatch, tmp_path, said):
     monkeypatch.setattr(settings, "TUNING_DIR", str(tmp_path / "nowhere"))
     for batch in (4096, 5000, 6000):
         assert served(batch).path.startswith(str(FOLDERS()[-1]))
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    assert f"HELION_SINKHORN_TUNING_DIR={tmp_path / 'nowhere'} is not a folder" in record.getMessage()
-
-
-def test_a_broken_file_leaves_the_others_in_use(user, shipped):
-    write(user, []).write_text("{")
-    write(shipped, [entry()])
-    assert served().path.startswith(str(shipped))
+    assert f"HELION_SINKHORN_TUNING_DIR={tmp_path / 'nowhere'} is not a folder" in said("WARNING")
 
 
 def test_reading_writes_nothing(shipped):
@@ -339,6 +331,7 @@ def test_no_small_batch_takes_an_entry_for_many_matrices(shipped):
 
 
 def test_user_s_folder_comes_first(user, shipped):
+    write(user, []).write_text("a broken file leaves the others in use")
     write(shipped, [entry(4096), entry(64)])
     assert served().path.startswith(str(shipped))
     door.forget()
@@ -349,20 +342,14 @@ def test_user_s_folder_comes_first(user, shipped):
     assert served(64).path.startswith(str(shipped))
 
 
-def test_family_stands_in_and_says_so_once(shipped, caplog):
+def test_family_stands_in_says_so_once_and_goes_behind_an_own_entry(shipped, said, caplog):
     caplog.set_level(logging.INFO, "helion_sinkhorn")
     write(shipped, [entry(triton=store.triton_minor())], "h100")
     for _ in range(3):
         assert served().path == str(shipped / "h100" / f"{KERNEL}.json")
-    (record,) = caplog.records
-    assert record.levelno == logging.INFO
-    assert "h200" in record.getMessage()
-    assert "h100" in record.getMessage()
-
-
-def test_own_entry_goes_before_the_family_s(shipped, caplog):
-    caplog.set_level(logging.INFO, "helion_sinkhorn")
-    write(shipped, [entry(4096, triton=store.triton_minor())], "h100")
+    assert "no entry for h200, serving the one tuned on h100" in said("INFO")
+    caplog.clear()
+    door.forget()
     write(shipped, [entry(2048, triton=store.triton_minor())], "h200")
     assert served(4096).batch == 2048
     assert caplog.records == []
@@ -371,14 +358,10 @@ def test_own_entry_goes_before_the_family_s(shipped, caplog):
 @pytest.mark.parametrize(
     ("running", "own", "name"),
     [
-        ("3.9", "3.9", "h200"),
-        ("3.9", "3.6", "h100"),
-        ("3.8", "3.6", "h100"),
-        ("3.7", "3.6", "h100"),
-        ("3.10", "3.6", "h100"),
-        ("3.5", "3.6", "h200"),
+        ("3.9", "3.9", "h200"), ("3.9", "3.6", "h100"), ("3.8", "3.6", "h100"), ("3.7", "3.6", "h100"),
+        ("3.10", "3.6", "h100"), ("3.5", "3.6", "h200"),
     ],
-)
+)  # fmt: skip
 def test_of_own_and_a_relative_s_entry_the_one_of_the_first_triton_is_used(
     running, own, name, shipped, monkeypatch
 ):
@@ -501,16 +484,14 @@ def test_a_small_batch_of_the_running_triton_does_not_stand_for_a_full_device(sh
     assert [served(batch).batch for batch in (64, 256, 1024, 4096, 1 << 20)] == [64, 64, 4096, 4096, 4096]
 
 
-def test_another_triton_s_entry_is_said_once_and_named(shipped, monkeypatch, caplog):
+def test_another_triton_s_entry_is_said_once_and_named(shipped, monkeypatch, caplog, said):
     caplog.set_level(logging.INFO, "helion_sinkhorn")
     path = write(shipped, [entry(64, triton="3.6"), entry(4096, triton="3.6"), entry(64, triton="3.9")])
     monkeypatch.setattr(store, "triton_minor", lambda: "3.9")
     assert chosen(batch=64).source == f"{path} (measured, Triton 3.9)"
     assert caplog.records == []
     assert {chosen(batch=b).source for b in (2048, 4096)} == {f"{path} (measured, Triton 3.6)"}
-    (record,) = caplog.records
-    assert record.levelno == logging.INFO
-    assert "no entry of Triton 3.9 for some calls, using entries of Triton 3.6" in record.getMessage()
+    assert "no entry of Triton 3.9 for some calls, using entries of Triton 3.6" in said("INFO")
 
 
 def launched(monkeypatch, batch, n=4, m=4, n_iters=20):
@@ -520,39 +501,31 @@ def launched(monkeypatch, batch, n=4, m=4, n_iters=20):
     door.launch_chosen(KERNELS[KERNEL], call, batch, torch.empty(0), lambda chosen: None)
 
 
-def test_a_call_that_nothing_is_tuned_for_names_the_command_that_does(shipped, monkeypatch, caplog):
+def test_a_call_that_only_another_device_is_tuned_for_names_the_command(shipped, monkeypatch, caplog, said):
     caplog.set_level(logging.INFO, "helion_sinkhorn")
     write(shipped, [entry(), entry(fields={**FIELDS, "iters": 7})], device="mi350")
+    # one that no device is tuned for says nothing
+    launched(monkeypatch, 24, n=5, m=3)
+    assert caplog.records == []
     for batch, n_iters in ((24, 20), (24, 20), (4096, 20), (24, 7)):
         launched(monkeypatch, batch, n_iters=n_iters)
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    assert record.getMessage() == (
+    assert said("WARNING") == (
         f"{KERNEL} is not tuned for h200 and runs with its default config; "
         f"`make tune DEVICE=h200 KERNEL={KERNEL}` tunes it"
     )
 
 
-def test_a_call_that_is_tuned_for_no_device_says_nothing(shipped, monkeypatch, caplog):
-    caplog.set_level(logging.INFO, "helion_sinkhorn")
-    write(shipped, [entry()], device="mi350")
-    launched(monkeypatch, 24, n=5, m=3)
-    assert caplog.records == []
-
-
-def test_a_call_far_from_every_tuned_batch_is_no_untuned_one(shipped, monkeypatch, caplog):
+def test_a_call_far_from_every_tuned_batch_is_no_untuned_one(shipped, monkeypatch, caplog, said):
     """`make tune` would leave it as it is."""
     caplog.set_level(logging.INFO, "helion_sinkhorn")
     monkeypatch.setattr(store, "triton_minor", lambda: "3.9")
     write(shipped, [entry(512, triton="3.6"), entry(1024, triton="3.6")])
     for batch in (24, 8):
         launched(monkeypatch, batch)
-    (record,) = caplog.records
-    assert record.levelno == logging.INFO
-    assert record.getMessage() == (
+    assert said("INFO") == (
         f"{KERNEL} is tuned for h200 at batch 512, 1024 (Triton 3.6), and some calls have a batch more than "
         "4 times away from each: they run with its default config"
     )
     caplog.clear()
     launched(monkeypatch, 128)
-    assert "using entries of Triton 3.6" in caplog.records[0].getMessage()
+    assert "using entries of Triton 3.6" in said("INFO")

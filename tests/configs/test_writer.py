@@ -8,12 +8,14 @@ import os
 import threading
 import time
 import timeit
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from stored import FIELDS, KERNEL, entry, file_of
+from stored import FIELDS, KERNEL, entry, file_of, write
 
 from helion_sinkhorn.configs import lookup, store
 from helion_sinkhorn.configs.device import DEVICES
@@ -28,6 +30,7 @@ from helion_sinkhorn.runtime.kernel import candidates
 
 BLOCK = device_block(DEVICES["h200"], "NVIDIA H200")
 RUN = {"fingerprint": "0" * 16, "utc": "2026-01-01T00:00Z"}
+HOW = 20, 1e-6, "deepseek", "rows"
 
 pytestmark = pytest.mark.usefixtures("fresh_caches")
 
@@ -37,18 +40,24 @@ def read(folder):
     return store.read(folder, "h200", KERNEL)
 
 
-def path_in(folder):
-    path = folder / "h200" / f"{KERNEL}.json"
-    path.parent.mkdir(exist_ok=True)
+@pytest.fixture
+def path(tmp_path):
+    """The file of the kernel; its folder is there."""
+    path = tmp_path / "h200" / f"{KERNEL}.json"
+    path.parent.mkdir()
     return path
+
+
+def merge(folder, *entries, **run):
+    writer.merge(folder, KERNEL, BLOCK, {**RUN, **run}, entries)
 
 
 def write_some(folder, worker, count):
     for i in range(count):
-        writer.merge(folder, KERNEL, BLOCK, {**RUN, "seed": worker}, [entry(1 + worker * count + i)])
+        merge(folder, entry(1 + worker * count + i), seed=worker)
 
 
-def test_eight_tuners_at_a_time_lose_nothing(tmp_path, caplog):
+def test_eight_tuners_at_a_time_lose_nothing(tmp_path, path, caplog):
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=write_some, args=(tmp_path, k, 12)) for k in range(8)]
     for w in workers:
@@ -61,38 +70,34 @@ def test_eight_tuners_at_a_time_lose_nothing(tmp_path, caplog):
         seen = now
     assert [w.exitcode for w in workers] == [0] * 8
     assert sorted(e.batch for e in read(tmp_path)) == list(range(1, 97))
-    data = json.loads(path_in(tmp_path).read_text())
-    assert len(data["runs"]) == 8
+    assert len(json.loads(path.read_text())["runs"]) == 8
     assert caplog.records == []
-    left = {p.name for p in (tmp_path / "h200").iterdir()}
-    assert left <= {f"{KERNEL}.json", f"{KERNEL}.lock"}
+    assert {p.name for p in path.parent.iterdir()} <= {f"{KERNEL}.json", f"{KERNEL}.lock"}
 
 
-def test_entries_are_sorted_and_unused_runs_go(tmp_path):
-    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(64), entry(8)])
-    writer.merge(tmp_path, KERNEL, BLOCK, {**RUN, "seed": 1}, [entry(8), entry(64), entry(16)])
-    data = json.loads(path_in(tmp_path).read_text())
+def test_entries_are_sorted_and_unused_runs_go(tmp_path, path):
+    merge(tmp_path, entry(64), entry(8))
+    merge(tmp_path, entry(8), entry(64), entry(16), seed=1)
+    data = json.loads(path.read_text())
     assert [e["key"]["batch"] for e in data["entries"]] == [8, 16, 64]
     assert list(data["runs"]) == [writer.run_id({**RUN, "seed": 1})]
-    assert path_in(tmp_path).read_text() == writer.text(data)
+    assert path.read_text() == writer.text(data)
 
 
-def test_a_key_has_an_entry_for_each_minor_version_of_triton(tmp_path):
+def test_a_key_has_an_entry_for_each_minor_version_of_triton(tmp_path, path):
     for version, us in (("3.9", 1.0), ("3.6", 2.0), ("3.9", 3.0)):
-        writer.merge(
-            tmp_path, KERNEL, BLOCK, {**RUN, "triton": f"{version}.0"}, [entry(8, us=us, triton=version)]
-        )
-    data = json.loads(path_in(tmp_path).read_text())
+        merge(tmp_path, entry(8, us=us, triton=version), triton=f"{version}.0")
+    data = json.loads(path.read_text())
     assert [(e["key"]["triton"], e["us"]) for e in data["entries"]] == [("3.6", 2.0), ("3.9", 3.0)]
     # a line each, so that another version's run changes no line of this one
-    assert sum(line.startswith('  {"key"') for line in path_in(tmp_path).read_text().splitlines()) == 2
+    assert sum(line.startswith('  {"key"') for line in path.read_text().splitlines()) == 2
     assert [(e.batch, e.triton) for e in read(tmp_path)] == [(8, "3.6"), (8, "3.9")]
 
 
-def test_nothing_compiled_replaces_anything_measured(tmp_path):
-    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8, evidence="compiled"), entry(64)])
-    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8, us=2.0), entry(64, evidence="compiled", us=2.0)])
-    data = json.loads(path_in(tmp_path).read_text())
+def test_nothing_compiled_replaces_anything_measured(tmp_path, path):
+    merge(tmp_path, entry(8, evidence="compiled"), entry(64))
+    merge(tmp_path, entry(8, us=2.0), entry(64, evidence="compiled", us=2.0))
+    data = json.loads(path.read_text())
     assert [(e["evidence"], e["us"]) for e in data["entries"]] == [("measured", 2.0), ("measured", 1.0)]
 
 
@@ -104,92 +109,88 @@ def test_nothing_compiled_replaces_anything_measured(tmp_path):
         json.dumps({**file_of([{**entry(0), "run": "r"}]), "runs": {"r": {}}}),
     ],
 )  # fmt: skip
-def test_a_broken_file_is_kept_aside(tmp_path, caplog, content):
-    path_in(tmp_path).write_text(content)
-    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
+def test_a_broken_file_is_kept_aside(tmp_path, path, caplog, content):
+    path.write_text(content)
+    merge(tmp_path, entry(8))
     assert [e.batch for e in read(tmp_path)] == [8]
-    assert path_in(tmp_path).with_suffix(".broken").read_text() == content
+    assert path.with_suffix(".broken").read_text() == content
     assert len(caplog.records) == 1
 
 
-def test_every_broken_file_is_kept(tmp_path):
+def test_every_broken_file_is_kept(tmp_path, path):
     for content in ("first", "second", "third"):
-        path_in(tmp_path).write_text(content)
-        writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
-    kept = {p.name: p.read_text() for p in path_in(tmp_path).parent.glob("*.broken*")}
-    assert kept == {
-        f"{KERNEL}.broken": "first", f"{KERNEL}.broken.1": "second", f"{KERNEL}.broken.2": "third",
-    }  # fmt: skip
+        path.write_text(content)
+        merge(tmp_path, entry(8))
+    kept = {p.name.removeprefix(KERNEL): p.read_text() for p in path.parent.glob("*.broken*")}
+    assert kept == {".broken": "first", ".broken.1": "second", ".broken.2": "third"}
 
 
-def test_a_link_stays_one(tmp_path):
+def test_a_link_stays_one(tmp_path, path):
     elsewhere = tmp_path / "elsewhere" / "mine.json"
-    path_in(tmp_path).symlink_to(elsewhere)
+    path.symlink_to(elsewhere)
     for batch in (8, 64):
-        writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(batch)])
-    assert path_in(tmp_path).is_symlink()
+        merge(tmp_path, entry(batch))
+    assert path.is_symlink()
     assert len(json.loads(elsewhere.read_text())["entries"]) == 2
     assert [e.batch for e in read(tmp_path)] == [8, 64]
     elsewhere.write_text("of somebody else")
     with pytest.raises(ValueError, match=r"is a link to .*mine.json, which is not a tuning file"):
-        writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
-    assert path_in(tmp_path).is_symlink()
+        merge(tmp_path, entry(8))
+    assert path.is_symlink()
     assert elsewhere.read_text() == "of somebody else"
 
 
-def test_a_pipe_is_an_error_and_stays(tmp_path):
-    os.mkfifo(path_in(tmp_path))
+def test_a_pipe_is_an_error_and_stays(tmp_path, path):
+    os.mkfifo(path)
     found = []
 
     def write():
         with pytest.raises(OSError, match="not a regular file") as error:
-            writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
+            merge(tmp_path, entry(8))
         found.append(error)
 
     thread = threading.Thread(target=write, daemon=True)
     thread.start()
     thread.join(10)
     assert found
-    assert path_in(tmp_path).is_fifo()
+    assert path.is_fifo()
 
 
-def test_what_killed_writers_left_is_cleared(tmp_path):
-    litter = path_in(tmp_path).parent / f".{KERNEL}.abc.tmp"
-    another = litter.with_name(f".{KERNEL}_history.abc.tmp")
+def test_what_killed_writers_left_is_cleared(tmp_path, path):
+    litter, another = (path.with_name(f".{of}.abc.tmp") for of in (KERNEL, f"{KERNEL}_history"))
     for left in (litter, another):
         left.write_text("half a fi")
-    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
+    merge(tmp_path, entry(8))
     assert not litter.exists()
     assert another.exists()
 
 
 @pytest.mark.parametrize("schema", [2, "2", 1.5, 1.0, True, None])
-def test_a_file_of_another_version_is_left_alone(tmp_path, schema):
+def test_a_file_of_another_version_is_left_alone(tmp_path, path, schema):
     text = json.dumps({"schema": schema, "entries": "in another way"})
-    path_in(tmp_path).write_text(text)
-    with pytest.raises(
-        ValueError, match=rf"schema {schema!r}, this version writes 1: update helion_sinkhorn"
-    ):
-        writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
-    assert path_in(tmp_path).read_text() == text
+    path.write_text(text)
+    said = rf"schema {schema!r}, this version writes 1: update helion_sinkhorn"
+    with pytest.raises(ValueError, match=said):
+        merge(tmp_path, entry(8))
+    assert path.read_text() == text
 
 
-def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
-    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
-    before = path_in(tmp_path).read_text()
-
-    def full(handle):
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(writer.os, "fsync", full)
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, path, monkeypatch, caplog):
+    merge(tmp_path, entry(8))
+    before = path.read_text()
+    # no reader takes this one
+    with pytest.raises(TypeError, match="config is"):
+        merge(tmp_path, entry(64, config={"block_sizes": [[[64]]]}))
+    monkeypatch.setattr(writer.os, "fsync", mock.Mock(side_effect=OSError("No space left on device")))
     with pytest.raises(OSError, match="No space"):
-        writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(16)])
-    assert path_in(tmp_path).read_text() == before
+        merge(tmp_path, entry(16))
+    assert path.read_text() == before
     assert not list(tmp_path.rglob("*.tmp"))
+    assert caplog.records == []
 
 
-def test_two_entries_for_one_key_are_one_warning(tmp_path, caplog):
-    path_in(tmp_path).write_text(json.dumps(file_of([entry(8), entry(8)])))
+def test_two_entries_for_one_key_are_one_warning(tmp_path, path, caplog):
+    path.write_text(json.dumps(file_of([entry(8), entry(8)])))
     assert read(tmp_path) == store.read(tmp_path, "h200", KERNEL) == ()
     (record,) = caplog.records
     assert "two entries for one key" in record.getMessage()
@@ -225,7 +226,7 @@ def nearly_right(draw):
 @given(st.one_of(JSON, nearly_right()).map(lambda d: json.dumps(d).encode()) | st.binary(max_size=64))
 def test_no_file_makes_a_call_fail(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("fuzz")
-    path_in(folder).write_bytes(content)
+    write(folder, []).write_bytes(content)
     found = store.read(folder, "h200", KERNEL)
     key = store.key_of(FIELDS)
     for batch in (1, 8, 1 << 20):
@@ -234,36 +235,25 @@ def test_no_file_makes_a_call_fail(tmp_path_factory, content):
     hash(found)
 
 
-def test_sixteen_threads_at_the_first_call(tmp_path, monkeypatch, caplog):
-    path_in(tmp_path).write_text("{")
+def test_sixteen_threads_at_the_first_call(tmp_path, path, monkeypatch, caplog):
+    path.write_text("{")
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
-    x = torch.randn(64, 4, 4)
-    barrier, results = threading.Barrier(16), []
-    slowly = json.loads
+    x, barrier, slowly = torch.randn(64, 4, 4), threading.Barrier(16), json.loads
     monkeypatch.setattr(store.json, "loads", lambda *a, **k: time.sleep(0.05) or slowly(*a, **k))
 
-    def call():
+    def call(_):
         barrier.wait()
-        results.append(launch.forward(x, 20, 1e-6, "deepseek", "rows", torch.float32))
+        return launch.forward(x, *HOW, torch.float32)
 
-    threads = [threading.Thread(target=call) for _ in range(16)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert len(results) == 16
+    with ThreadPoolExecutor(16) as pool:
+        results = list(pool.map(call, range(16)))
     assert all(torch.equal(r, results[0]) for r in results)
-    assert (
-        door.choose(
-            KERNELS[KERNEL], launch.call_of(x, 20, 1e-6, "deepseek", "rows"), 64, DEVICES["h200"]
-        ).stored
-        is False
-    )
+    assert not door.choose(KERNELS[KERNEL], launch.call_of(x, *HOW), 64, DEVICES["h200"]).stored
     assert len(caplog.records) == 1
 
 
 def test_a_warm_choice_costs_less_than_two_microseconds():
-    call = launch.call_of(torch.randn(64, 4, 4), 20, 1e-6, "deepseek", "rows")
+    call = launch.call_of(torch.randn(64, 4, 4), *HOW)
     arguments = KERNELS["sinkhorn_forward"], call, 64, DEVICES["h200"]
     door.choose(*arguments)
     assert min(timeit.repeat(lambda: door.choose(*arguments), number=2000, repeat=20)) / 2000 < 2e-6
@@ -288,19 +278,10 @@ def test_every_config_that_the_tuner_tries_comes_back_as_it_is(tmp_path, device)
     for name, tried in by_kernel.items():
         stored = sorted(tried, key=repr)
         entries = [
-            {**entry(1 + k), "config": jsonable(config), "variant": jsonable(variant)}
+            entry(1 + k, config=jsonable(config), variant=jsonable(variant))
             for k, (config, variant) in enumerate(stored)
         ]
         writer.merge(tmp_path, name, block, RUN, entries)
         store.read.cache_clear()
         found = store.read(tmp_path, device, name)
         assert [(dict(e.config), dict(e.variant)) for e in found] == [(dict(c), dict(v)) for c, v in stored]
-
-
-def test_what_no_reader_takes_is_not_written(tmp_path, caplog):
-    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
-    before = path_in(tmp_path).read_text()
-    with pytest.raises(TypeError, match="config is"):
-        writer.merge(tmp_path, KERNEL, BLOCK, RUN, [{**entry(64), "config": {"block_sizes": [[[64]]]}}])
-    assert path_in(tmp_path).read_text() == before
-    assert caplog.records == []

@@ -14,6 +14,7 @@ import time
 import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -65,49 +66,22 @@ def test_what_was_kept_is_what_runs(planted):
     assert program_cache.usage() == (1, file.stat().st_size)
 
 
-def flip(file: Path) -> None:
-    file.write_bytes(file.read_bytes().replace(b"41", b"42"))
+DAMAGES = {
+    "another byte": lambda file: file.write_bytes(file.read_bytes().replace(b"41", b"42")),
+    "truncated": lambda file: file.write_bytes(file.read_bytes()[:-4]),
+    "without its heading": lambda file: file.write_bytes(file.read_bytes().partition(b"\n")[2]),
+    "not text": lambda file: file.write_bytes(b"\xff\xfe"),
+    "others may write it": lambda file: file.chmod(0o620),
+    "others may write beside it": lambda file: file.parent.chmod(0o770),
+    "a link": lambda file: file.symlink_to(file.rename(file.with_suffix(".elsewhere"))),
+    "a pipe": lambda file: (file.unlink(), os.mkfifo(file)),
+}
 
 
-def truncate(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-4])
-
-
-def without_heading(file: Path) -> None:
-    file.write_bytes(file.read_bytes().partition(b"\n")[2])
-
-
-def not_text(file: Path) -> None:
-    file.write_bytes(b"\xff\xfe")
-
-
-def others_may_write(file: Path) -> None:
-    file.chmod(0o620)
-
-
-def others_may_write_beside_it(file: Path) -> None:
-    file.parent.chmod(0o770)
-
-
-def a_link(file: Path) -> None:
-    file.rename(file.with_suffix(".elsewhere"))
-    file.symlink_to(file.with_suffix(".elsewhere"))
-
-
-def a_pipe(file: Path) -> None:
-    file.unlink()
-    os.mkfifo(file)
-
-
-DAMAGES = (
-    flip, truncate, without_heading, not_text, others_may_write, others_may_write_beside_it, a_link, a_pipe,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__)
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_damaged_or_writable_by_others_is_not_executed(planted, damage):
     file, mark = planted
-    damage(file)
+    DAMAGES[damage](file)
     assert program_cache.kept(NAME, "host") is None
     assert not mark.exists()
 
@@ -141,10 +115,10 @@ def test_what_belongs_to_another_user_is_not_executed(planted, monkeypatch, capl
     assert sum("belongs to another user" in r.getMessage() for r in caplog.records) == 1
 
 
-@pytest.mark.parametrize("damage", [flip, truncate, others_may_write, a_pipe], ids=lambda d: d.__name__)
+@pytest.mark.parametrize("damage", ["another byte", "truncated", "others may write it", "a pipe"])
 def test_a_file_that_is_not_used_is_written_anew(planted, damage):
     file, _ = planted
-    damage(file)
+    DAMAGES[damage](file)
     program_cache.keep(NAME, "def host():\n    return 43\n")
     assert program_cache.kept(NAME, "host")() == 43
 
@@ -179,21 +153,15 @@ def test_the_folder_of_the_user(monkeypatch):
     assert program_cache.folder() == Path("/elsewhere/helion_sinkhorn")
 
 
-def write_often(code: str) -> None:
-    for _ in range(100):
-        program_cache.keep(NAME, code)
-
-
 def test_processes_that_write_at_once(folder):
     texts = [f"{'# long ' * length}\ndef host():\n    return {length}\n" for length in (1, 20000)]
     program_cache.keep(NAME, texts[0])
-    processes = [multiprocessing.get_context("fork").Process(target=write_often, args=(t,)) for t in texts]
-    for process in processes:
-        process.start()
     found = set()
-    while any(process.is_alive() for process in processes):
-        found.add(program_cache.kept(NAME, "host")())
-    assert [process.exitcode for process in processes] == [0, 0]
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        writing = pool.starmap_async(program_cache.keep, [(NAME, text) for text in texts] * 100, chunksize=1)
+        while not writing.ready():
+            found.add(program_cache.kept(NAME, "host")())
+        writing.get()
     assert found <= {1, 20000}
     assert os.listdir(folder) == [NAME]
 
@@ -201,32 +169,23 @@ def test_processes_that_write_at_once(folder):
 # ------------------------------------------------------------------------------------------ names of files
 
 
-def decided(choice: Choice, *, eps: float = 1e-6, shape: tuple[int, ...] = (16, 3, 3), batch_stride: int = 0):
-    """(kernel, arguments) of a launch, as `dispatch.run` is given it."""
+def name_of(choice: Choice, eps: float = 1e-6, shape: tuple[int, ...] = (16, 3, 3), batch_stride: int = 0):
+    """The file of a launch's program."""
     call = launch.call_for(*shape[1:], torch.float32, 3, eps, "deepseek", "rows")
-    record = launch.constants(call, eps, choice, "ptx")
-    stride = (batch_stride or shape[1] * shape[2], shape[2], 1)
-    x = torch.empty_strided(shape, stride)
-    return build(KERNELS["sinkhorn_forward"], choice.config), (x, x, record)
-
-
-def name_of(kernel, arguments) -> str:
-    return program_cache.file_name(kernel.name, (kernel.config, dispatch.signature(arguments)), CPU)
+    x = torch.empty_strided(shape, (batch_stride or shape[1] * shape[2], shape[2], 1))
+    signature = dispatch.signature((x, x, launch.constants(call, eps, choice, "ptx")))
+    kernel = build(KERNELS["sinkhorn_forward"], choice.config)
+    return program_cache.file_name(kernel.name, (kernel.config, signature), CPU)
 
 
 def test_one_name_for_one_program_and_another_wherever_something_differs(monkeypatch):
     call = launch.call_for(3, 3, torch.float32, 3, 1e-6, "deepseek", "rows")
     choice = default_choice(KERNELS["sinkhorn_forward"], call, DEVICES["h200"])
     other = dataclasses.replace(choice, config=(("block_sizes", (2,)), ("num_warps", 1)))
-    same = name_of(*decided(choice))
-    assert name_of(*decided(choice, shape=(9, 3, 3))) == same
-    found = [
-        same,
-        name_of(*decided(other)),
-        name_of(*decided(choice, eps=1e-5)),
-        name_of(*decided(choice, shape=(16, 3, 4))),
-        name_of(*decided(choice, batch_stride=16)),
-    ]
+    same = name_of(choice)
+    assert name_of(choice, shape=(9, 3, 3)) == same
+    found = [same, name_of(other), name_of(choice, eps=1e-5), name_of(choice, shape=(16, 3, 4))]
+    found.append(name_of(choice, batch_stride=16))
     for member, value in (
         ("versions", lambda: ("another",)),
         ("sources", lambda: "another"),
@@ -234,7 +193,7 @@ def test_one_name_for_one_program_and_another_wherever_something_differs(monkeyp
     ):
         with monkeypatch.context() as patch:
             patch.setattr(program_cache, member, value)
-            found.append(name_of(*decided(choice)))
+            found.append(name_of(choice))
     assert len(set(found)) == len(found)
 
 
@@ -302,12 +261,9 @@ def test_code_that_needs_helion_stays_helions(more):
 
 
 def test_launches_fuse_products_unless_code_says_otherwise():
-    launches = []
-    function = type("Function", (), {"run": lambda self, *a, **options: launches.append((a, options))})()
+    function = mock.Mock()
     dispatch.launch(function, (3,), 1, 2, num_warps=4)
-    ((given, options),) = launches
-    assert given == (1, 2)
-    assert options == {"grid": (3,), "warmup": False, "num_warps": 4, "enable_fp_fusion": True}
+    function.run.assert_called_once_with(1, 2, grid=(3,), warmup=False, num_warps=4, enable_fp_fusion=True)
 
 
 class Program:
@@ -396,21 +352,18 @@ def test_what_killed_writers_left_goes(folder):
 
 def test_threads_generate_one_after_another(monkeypatch):
     """Helion failed in one of four threads at their first calls, and the config of that call was refused."""
-    inside, most = 0, 0
+    inside = threading.Lock()
 
     def bound(kernel, args):
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
+        assert inside.acquire(blocking=False)
         time.sleep(0.02)
-        inside -= 1
+        inside.release()
 
     monkeypatch.setattr(generated, "bound", bound)
     monkeypatch.setattr(generated, "code_of", lambda kernel, program: "def host():\n    return 41\n")
     with ThreadPoolExecutor(4) as pool:
         hosts = list(pool.map(lambda _: generated.generated(kernel_of(), (torch.zeros(3),)), range(8)))
     assert [host() for host in hosts] == [41] * 8
-    assert most == 1
 
 
 def test_generating_leaves_the_usual_default_dtype_to_other_threads(monkeypatch):
@@ -430,14 +383,12 @@ def test_a_config_has_one_name_in_whichever_order_its_items_are_written():
     them, and generated each anew: 8 of 12 of a gradient with history, 12 s each.
     """
     items = ("block_sizes", (2,)), ("num_warps", 1), ("pid_type", "persistent_interleaved")
-    names = []
+    names, x = set(), torch.zeros(8, 3, 3)
     for config in (items, items[::-1]):
         kernel = build(KERNELS["sinkhorn_forward"], config)
-        x = torch.zeros(8, 3, 3)
-        names.append(
-            program_cache.file_name(kernel.name, *generated.decisions(kernel, (x,), dispatch.signature((x,))))
-        )
-    assert names[0] == names[1]
+        decisions = generated.decisions(kernel, (x,), dispatch.signature((x,)))
+        names.add(program_cache.file_name(kernel.name, *decisions))
+    assert len(names) == 1
 
 
 def test_numbers_that_stay_arguments_do_not_tell_programs_apart():
@@ -665,10 +616,8 @@ def test_what_is_compiled_ahead_is_what_the_gradient_launches(asked, monkeypatch
 
     def name(kernel, *args):
         # of any device: those compiled ahead have no data
-        of = generated.of_any(
-            kernel, args, [("", CPU, *s[2:]) if isinstance(s, tuple) else s for s in dispatch.signature(args)]
-        )
-        return kernel.name, repr(kernel.config), repr(of)
+        signature = [("", CPU, *s[2:]) if isinstance(s, tuple) else s for s in dispatch.signature(args)]
+        return kernel.name, repr(kernel.config), repr(generated.of_any(kernel, args, signature))
 
     def run(kernel, *args):
         programs.add(name(kernel, *args))

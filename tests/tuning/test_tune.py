@@ -17,6 +17,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import filelock
 import jsonschema
@@ -73,7 +74,7 @@ class Compiled:
 
 
 class Clock:
-    """Times by rule: `us` of a choice and batch; what was requested is kept."""
+    """Times by rule: `us` of a choice and batch, a number or what gives one; what was requested is kept."""
 
     def __init__(self, us):
         self.us, self.asked = us, []
@@ -82,9 +83,14 @@ class Clock:
         def prepare(choice):
             self.asked.append((group.kernel, batch, choice))
             us = self.us(choice, batch)
-            return lambda: us
+            return us if callable(us) else lambda: us
 
         return prepare
+
+
+def taking(*times):
+    """The rule by which each of these choices takes its time and any other 100 us."""
+    return lambda choice, batch: next((us for one, us in times if same(choice, one)), 100.0)
 
 
 def is_default(choice, group=None) -> bool:
@@ -96,12 +102,12 @@ def right(group, choice) -> float:
     return 0.5
 
 
-def run(out, us, workloads=(WORKLOAD,), judge=right, say=lambda line: None, **options):
+def run(out, us, workloads=(WORKLOAD,), judge=right, say=lambda line: None, compilation=Compiled, **options):
     clock = Clock(us)
     groups = groups_of(workloads, options.pop("kernel", KERNEL))
     results = tuner.tune(
         groups, Options("h200", out, commit="0" * 40, command="test", **options), "NVIDIA H200",
-        clock=clock, judge=judge, compilation=Compiled, say=say,
+        clock=clock, judge=judge, compilation=compilation, say=say,
     )  # fmt: skip
     return results, clock
 
@@ -154,25 +160,19 @@ def h200s(monkeypatch):
 
 # What is tried
 
-ONCE = {
-    f"sinkhorn_large_{name}"
-    for name in (
-        "first", "columns_of_logs", "write", "sums", "turn", "eps_first", "eps_write", "eps_sums", "eps_turn",
-    )
+ALONE = {
+    "hc_pre_backward", "hc_pre_normed_forward", "hc_site_weights", "hc_boundary_finish", "hc_boundary_last",
+    "hc_boundary_head", "sinkhorn_large_columns_of_logs",
+    *(f"sinkhorn_large{eps}_{name}" for eps in ("", "_eps") for name in ("first", "write", "sums", "turn")),
 }  # fmt: skip
+"""Whose config decides in which order columns are added up, or which are launched once in a long call."""
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_candidates_are_few_distinct_and_begin_with_the_default(kernel):
     groups = [group for group in ALL if group.kernel == kernel]
     assert groups
-    # a config of these decides in which order a token's columns are added up, or a call of many iterations
-    # launches them once
-    alone = (
-        "hc_pre_backward", "hc_pre_normed_forward", "hc_site_weights", "hc_boundary_finish",
-        "hc_boundary_last", "hc_boundary_head", *ONCE,
-    )  # fmt: skip
-    fewest = 1 if kernel in alone else 2
+    fewest = 1 if kernel in ALONE else 2
     for group, key in itertools.product(groups, DEVICES):
         choices = candidates(KERNELS[kernel], group.call, DEVICES[key])
         assert fewest <= len(choices) <= 80, group
@@ -270,12 +270,8 @@ def test_the_default_stays_where_nothing_is_two_percent_faster(tmp_path):
 @pytest.mark.parametrize(("gain", "replaced"), [(0.99, False), (0.97, True)])
 def test_an_incumbent_stays_unless_beaten_by_two_percent(tmp_path, gain, replaced):
     first, second = CHOICES[3:5]
-    list(run(tmp_path, lambda c, b: 50.0 if same(c, first) else 100.0)[0])
-
-    def us(choice, batch):
-        return 50.0 if same(choice, first) else 50.0 * gain if same(choice, second) else 100.0
-
-    (result,) = run(tmp_path, us, force=True)[0]
+    list(run(tmp_path, taking((first, 50.0)))[0])
+    (result,) = run(tmp_path, taking((first, 50.0), (second, 50.0 * gain)), force=True)[0]
     assert result.old_us == 50.0
     assert same(result.winner, second if replaced else first)
 
@@ -294,14 +290,11 @@ def test_an_incumbent_outside_of_the_kernel_s_space_is_not_run(tmp_path):
 def test_the_default_stays_where_times_spread_more_than_they_differ(jitter, replaced):
     choices = CHOICES[:2]
 
-    def clock(group, batch):
-        def prepare(choice):
-            around = itertools.cycle([1 - jitter, 1, 1 + jitter])
-            return lambda: next(around) * (100.0 if choice is choices[0] else 90.0)
+    def us(choice, batch):
+        around = itertools.cycle([1 - jitter, 1, 1 + jitter])
+        return lambda: next(around) * (100.0 if choice is choices[0] else 90.0)
 
-        return prepare
-
-    result = finals.tune_key(GROUP, 128, choices, None, finals.Bench(clock, right, 9), 60.0)
+    result = finals.tune_key(GROUP, 128, choices, None, finals.Bench(Clock(us), right, 9), 60.0)
     assert result.winner == choices[1 if replaced else 0]
 
 
@@ -334,14 +327,9 @@ def test_a_candidate_that_does_not_run_is_left_out(tmp_path, caplog):
 
 
 def test_without_compilers_candidates_are_timed_all_the_same(tmp_path, monkeypatch, caplog):
-    def broken(*arguments, **options):
-        raise RuntimeError("the compiler did not start")
-
+    broken = mock.Mock(side_effect=RuntimeError("the compiler did not start"))
     monkeypatch.setattr(compilation, "compile_for", broken)
-    results = tuner.tune(
-        [GROUP], Options("h200", tmp_path), "NVIDIA H200",
-        clock=Clock(lambda c, b: 100.0 if is_default(c) else 90.0), judge=right, say=lambda line: None,
-    )  # fmt: skip
+    results, _ = run(tmp_path, taking((CHOICES[1], 90.0)), compilation=compilation.Compilation)
     assert [r.us for r in results] == [90.0]
     assert "the compiler did not start" in caplog.text
 
@@ -360,32 +348,17 @@ def test_candidates_may_spill_where_the_default_does(default_spills, left):
 
 
 def test_a_gpu_is_held_while_something_is_timed_and_not_while_code_is_made():
-    held = []
+    turn = threading.Lock()
 
-    class Turn:
-        def __enter__(self):
-            held.append(True)
-
-        def __exit__(self, *_):
-            held.pop()
-
-    def clock(group, batch):
-        def prepare(choice):
-            assert not held
-
-            def sample():
-                assert held
-                return 100.0
-
-            return sample
-
-        return prepare
+    def us(choice, batch):
+        assert not turn.locked()
+        return lambda: 100.0 if turn.locked() else pytest.fail("another tuner may have the GPU")
 
     def judge(group, choice):
-        assert not held
+        assert not turn.locked()
         return 0.5
 
-    bench = finals.Bench(clock, judge, 2, Turn())
+    bench = finals.Bench(Clock(us), judge, 2, turn)
     assert finals.tune_key(GROUP, 128, CHOICES[:3], None, bench, 60.0).us == 100.0
 
 
@@ -394,14 +367,6 @@ def test_more_ranks_than_gpus_share_them(rank, h200s):
     taken = h200s(2)
     assert here("h200", rank) == "NVIDIA H200"
     assert taken == [rank % 2]
-
-
-def test_the_times_of_one_gpu_are_not_stored_under_another_s_name(monkeypatch, capsys):
-    monkeypatch.setattr(settings, "DEVICE", "h200")
-    with pytest.raises(SystemExit) as refusal:
-        here("h200", 0)
-    assert refusal.value.code == 2
-    assert "HELION_SINKHORN_DEVICE is h200" in capsys.readouterr().err
 
 
 def test_ranks_with_more_or_fewer_compilers_share_keys_out_alike(tmp_path):
@@ -436,12 +401,7 @@ def test_a_folder_that_may_not_be_written_is_refused_before_anything_is_timed(tm
 
 @pytest.mark.parametrize("folder", [None, "", "elsewhere"])
 def test_the_tuner_looks_where_its_compilers_leave_binaries(folder, tmp_path, monkeypatch):
-    given = []
-
-    def tune(groups, options, reported, say):
-        given.append(options.cache)
-        return []
-
+    tune = mock.Mock(return_value=[])
     monkeypatch.setattr(tuner, "tune", tune)
     monkeypatch.setattr(commands, "here", lambda *asked: "NVIDIA H200")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -449,8 +409,9 @@ def test_the_tuner_looks_where_its_compilers_leave_binaries(folder, tmp_path, mo
     if folder is None:
         monkeypatch.delenv("TRITON_CACHE_DIR")
     main(["tune", "--device", "h200", "--only", "deepseek_4x4_fp32_b128", "--out", str(tmp_path)])
-    assert given == [Path(os.environ["TRITON_CACHE_DIR"])]
-    assert given == [Path(folder) if folder else tmp_path / ".triton" / "cache"]
+    _, options, *_ = tune.call_args.args
+    expected = Path(folder) if folder else tmp_path / ".triton" / "cache"
+    assert options.cache == Path(os.environ["TRITON_CACHE_DIR"]) == expected
 
 
 @pytest.mark.parametrize(
@@ -515,10 +476,8 @@ def test_the_same_result_makes_no_difference(tmp_path):
 
 # A bounded time
 
-WAITS = ("compile", "prepare", "sample", "judge", "write")
 
-
-@pytest.mark.parametrize("waiting", WAITS)
+@pytest.mark.parametrize("waiting", ["compile", "prepare", "sample", "judge", "write"])
 def test_the_budget_bounds_the_whole_command(waiting, command, tmp_path, monkeypatch, capsys):
     """The second key waits in one of the places where a run waits; the first is kept."""
     begun = []
@@ -554,9 +513,8 @@ def test_the_budget_bounds_the_whole_command(waiting, command, tmp_path, monkeyp
     left = 4 if waiting == "compile" else 3
     kept = [128, 1024, 131072, 1048576][: 4 - left]
     assert [e.batch for e in entries(tmp_path)] == kept
-    assert (
-        f"the budget of 2 s is spent; the same command does the {left} keys left" in capsys.readouterr().out
-    )
+    said = capsys.readouterr().out
+    assert f"the budget of 2 s is spent; the same command does the {left} keys left" in said
 
 
 def test_the_work_of_the_keys_is_what_the_estimate_expects(command, monkeypatch, capsys):
@@ -634,10 +592,7 @@ def test_a_worker_that_fails_ends_the_others():
 
 
 def test_a_config_that_its_judge_cannot_run_is_refused(monkeypatch, caplog):
-    def error(call, choice, device):
-        raise ValueError("out of resources")
-
-    monkeypatch.setattr(finals, "error", error)
+    monkeypatch.setattr(finals, "error", mock.Mock(side_effect=ValueError("out of resources")))
     assert finals.on_gpu(GROUP, CHOICES[0]) == math.inf
     assert "cannot be tested: out of resources" in caplog.text
 
@@ -645,7 +600,7 @@ def test_a_config_that_its_judge_cannot_run_is_refused(monkeypatch, caplog):
 def test_what_used_before_and_does_not_run_here_is_not_timed_as_the_default(tmp_path):
     """A stored choice that is refused makes way for the default, whose time was stored as its own."""
     first = CHOICES[3]
-    list(run(tmp_path, lambda c, b: 50.0 if same(c, first) else 100.0)[0])
+    list(run(tmp_path, taking((first, 50.0)))[0])
     now_of_an_older_triton(tmp_path)
 
     def us(choice, batch):
@@ -682,11 +637,8 @@ def test_an_installed_package_has_no_commit_of_the_repository_around_it(tmp_path
 def test_the_table_names_what_was_before_what_is_now_and_where(tmp_path):
     """Calls may get an entry of a different Triton; it is timed, and stays unless beaten."""
     first, second = CHOICES[3:5]
-
-    def us(choice, batch):
-        return 50.0 if same(choice, first) else 40.0 if same(choice, second) else 100.0
-
-    list(run(tmp_path, lambda c, b: 50.0 if same(c, first) else 100.0)[0])
+    us = taking((first, 50.0), (second, 40.0))
+    list(run(tmp_path, taking((first, 50.0)))[0])
     now_of_an_older_triton(tmp_path)
     (result,) = run(tmp_path, us)[0]
     (row,) = tuner.report([result])
@@ -704,11 +656,14 @@ def test_the_table_names_what_was_before_what_is_now_and_where(tmp_path):
 # Another device
 
 
-def test_the_device_is_an_assertion(h200s, refused):
+def test_the_device_is_an_assertion(h200s, refused, monkeypatch):
     words = "tune", "--device", "mi350"
     assert re.match(r"tune: asked for mi350, found no GPU; .* OFFLINE=1", refused(*words))
     h200s(1)
     assert re.match(r"tune: asked for mi350, found h200 \(NVIDIA H200\); .* OFFLINE=1", refused(*words))
+    # nor are the times of one GPU stored under another's name
+    monkeypatch.setattr(settings, "DEVICE", "h200")
+    assert "HELION_SINKHORN_DEVICE is h200" in refused("tune", "--device", "h200")
 
 
 # What a call does with it
@@ -739,10 +694,7 @@ def test_a_refused_config_is_one_warning_and_the_default(tmp_path, monkeypatch, 
 
 
 def test_a_choice_of_the_caller_s_own_is_never_replaced(monkeypatch):
-    def refuse(*arguments):
-        raise ValueError("no")
-
-    launching_as(monkeypatch, run=refuse)
+    launching_as(monkeypatch, run=mock.Mock(side_effect=ValueError("no")))
     mine = Choice(KERNEL, (("block_sizes", (64,)), ("num_warps", 2)), (("thread", (4, 4)),), "mine")
     for choice in (mine, None):
         with pytest.raises(ValueError, match="no"):
@@ -795,10 +747,10 @@ def test_entries_are_what_the_schema_says(tmp_path):
 
 def test_tuners_on_one_gpu_take_turns_whatever_their_folders(tmp_path, monkeypatch):
     """Runs under two Tritons have a Triton cache each; sampled at once they time each other."""
-    gpus = {"current": SimpleNamespace(uuid="one")}
+    gpu = SimpleNamespace(uuid="one")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpus["current"])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def free() -> bool:
@@ -813,7 +765,7 @@ def test_tuners_on_one_gpu_take_turns_whatever_their_folders(tmp_path, monkeypat
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "own"))
     with finals.gpu_timing_lock():
         assert not free()
-        gpus["current"] = SimpleNamespace(uuid="another")
+        gpu.uuid = "another"
         assert free()
-    gpus["current"] = SimpleNamespace(uuid="one")
+    gpu.uuid = "one"
     assert free()
