@@ -44,8 +44,7 @@ def vllm(patched):
     mhc = server_modules.vllm(patched, server_modules.released("vllm"))
     from helion_sinkhorn.integrations import vllm as plugin
 
-    names = plugin.register("all")
-    return SimpleNamespace(mhc=mhc, plugin=plugin, names=names)
+    return SimpleNamespace(mhc=mhc, plugin=plugin, names=plugin.register("all"))
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +57,13 @@ def sglang(patched):
 
     def leaving(module, name):
         """Their function with its signature, which says how it was called."""
-        theirs = getattr(module, name)
+        signature = inspect.signature(getattr(module, name))
 
         def called(*given, **options):
-            left[name] = inspect.signature(theirs).bind(*given, **options).arguments
+            left[name] = signature.bind(*given, **options).arguments
             return name
 
-        called.__signature__ = inspect.signature(theirs)
+        called.__signature__ = signature
         patched.setattr(module, name, called)
 
     for module, name in ((mhc, "mhc_pre"), (mhc, "mhc_post"), (head, "fused_hc_head"), (v41, "_post_fusion")):
@@ -77,29 +76,31 @@ def sglang(patched):
 
 
 def drawn(tokens=TOKENS, dtype=torch.float32, seed=0):
-    """What a seam takes, by the names of vLLM's arguments, and a norm's weight."""
+    """What a seam takes, by the names of vLLM's arguments, and a norm's weight; and these in their groups."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape, of=torch.float32):
         return torch.randn(shape, generator=generator).to(of)
 
-    return SimpleNamespace(
+    d = SimpleNamespace(
         x=draw(tokens, WIDTH, of=dtype), residual=draw(tokens, N, WIDTH, of=dtype),
         post=2 * draw(tokens, N, 1).sigmoid(), comb=draw(tokens, N, N).softmax(-1),
         pre=draw(tokens, N).sigmoid(), fn=draw(ROWS, N * WIDTH) / 8, scale=draw(3), base=draw(ROWS),
         weight=draw(WIDTH, of=dtype), head_fn=draw(N, N * WIDTH) / 8, head_scale=draw(1), head_base=draw(N),
     )  # fmt: skip
+    d.update, d.ours = (d.x, d.residual, d.post, d.comb), (d.x, d.residual, d.post[..., 0], d.comb)
+    d.site, d.head = (d.fn, d.scale, d.base), (d.head_fn, d.head_scale, d.head_base)
+    return d
 
 
-def norm_of(d, with_norm):
-    return {"norm_weight": d.weight, "norm_eps": NORM_EPS} if with_norm else {}
+def norm_of(d, with_norm, of=""):
+    return {f"{of}norm_weight": d.weight, f"{of}norm_eps": NORM_EPS} if with_norm else {}
 
 
 def options_of(d, with_norm):
     rms_eps, pre_eps, eps, post_mult, iters = CONSTANTS
     named = {"sinkhorn_iters": iters, "eps": eps, "norm_eps": rms_eps, "post_mult": post_mult}
-    norm = {"y_norm_weight": d.weight, "y_norm_eps": NORM_EPS} if with_norm else {}
-    return {**named, "pre_eps": pre_eps, **norm}
+    return {**named, "pre_eps": pre_eps, **norm_of(d, with_norm, "y_")}
 
 
 def test_a_plug_in_that_is_off_imports_the_package_alone():
@@ -125,13 +126,9 @@ plugins.vllm()
 
 @pytest.fixture
 def few_alone(monkeypatch):
-    """The plug-ins take seams of up to MOST tokens alone."""
+    """A function that lets a plug-in take seams of up to MOST tokens alone."""
     monkeypatch.setattr(servers, "MOST_TOKENS", MOST)
-
-    def of(server):
-        monkeypatch.setattr(server.plugin.taken, "every", False)
-
-    return of
+    return lambda server: monkeypatch.setattr(server.plugin.taken, "every", False)
 
 
 def test_which_calls_are_taken(few_alone):
@@ -203,8 +200,7 @@ def test_the_patch_for_vllm_sends_v41_through_a_class_that_is_replaced(tmp_path)
         f"{ops}.mega_mhc",
     )  # fmt: skip
     outputs = d.residual + 1, d.post, d.comb, d.x + 1, d.pre
-    site = d.fn, d.scale, d.base, *CONSTANTS
-    update, norm = (d.x, d.residual, d.post, d.comb), {"norm_weight": d.weight, "norm_eps": NORM_EPS}
+    site, norm = (*d.site, *CONSTANTS), norm_of(d, True)
 
     def pre_delayed(*given, **options):
         calls.append((given, options))
@@ -225,15 +221,13 @@ def test_the_patch_for_vllm_sends_v41_through_a_class_that_is_replaced(tmp_path)
             torch.ops.vllm, "mhc_fused_post_pre_delayed_tilelang",
             lambda *given: calls.append((given, {})) or (*outputs, d.x), raising=False,
         )  # fmt: skip
-        assert (
-            layers.MHCPreDelayedOp()(d.residual, *site, d.pre, None, d.weight, NORM_EPS, d.x, d.post, d.comb)
-            == outputs
-        )
+        delayed = layers.MHCPreDelayedOp()
+        assert delayed(d.residual, *site, d.pre, None, d.weight, NORM_EPS, d.x, d.post, d.comb) == outputs
     # the kernel that V4.1 has now, with its arguments
     ((given, _),) = calls
-    assert all(a is b for a, b in zip(given, (*update, *site, d.pre, d.weight, NORM_EPS), strict=True))
+    assert all(a is b for a, b in zip(given, (*d.update, *site, d.pre, d.weight, NORM_EPS), strict=True))
     calls.clear()
-    found = seam(*update, *site, d.pre, **norm, pre_delayed=pre_delayed)
+    found = seam(*d.update, *site, d.pre, **norm, pre_delayed=pre_delayed)
     assert all(a is b for a, b in zip(found[:5], outputs, strict=True))
     assert found[5].shape == (0, WIDTH)
     ((given, options),) = calls
@@ -256,53 +250,46 @@ def test_vllm_makes_ours_of_its_classes(vllm):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_vllm_has_the_bits_of_the_functions(vllm, dtype, with_norm):
     d = drawn(dtype=dtype)
-    site, options = (d.fn, d.scale, d.base), options_of(d, with_norm)
-    update, norm = (d.x, d.residual, d.post, d.comb), norm_of(d, with_norm)
-    post, comb, y = vllm.mhc.MHCPreOp()(
-        **dict(zip(PRE, (d.residual, *site, *CONSTANTS), strict=True)), **norm
-    )
-    wanted = hc_site(d.residual, *site, **options)
-    assert_equal((y, post[..., 0], comb), wanted[:3])
-    x, post, comb, y = vllm.mhc.MHCFusedPostPreOp()(*update, *site, *CONSTANTS, **norm)
-    wanted = hc_boundary(d.x, d.residual, d.post[..., 0], d.comb, None, *site, **options)
+    options, norm = options_of(d, with_norm), norm_of(d, with_norm)
+    named = dict(zip(PRE, (d.residual, *d.site, *CONSTANTS), strict=True))
+    post, comb, y = vllm.mhc.MHCPreOp()(**named, **norm)
+    assert_equal((y, post[..., 0], comb), hc_site(d.residual, *d.site, **options)[:3])
+    x, post, comb, y = vllm.mhc.MHCFusedPostPreOp()(*d.update, *d.site, *CONSTANTS, **norm)
+    wanted = hc_boundary(*d.ours, None, *d.site, **options)
     assert_equal((y, post[..., 0], comb, x), (wanted.y, wanted.post, wanted.comb, wanted.residual))
     delayed, norm = vllm.mhc.MHCPreDelayedOp(), norm or {"norm_weight": None}
     x, post, comb, y, pre = delayed(
-        d.residual, *site, *CONSTANTS, pre_mix=d.pre, **norm, sublayer_out=d.x, post_layer_mix=d.post,
+        d.residual, *d.site, *CONSTANTS, pre_mix=d.pre, **norm, sublayer_out=d.x, post_layer_mix=d.post,
         comb_res_mix=d.comb,
     )  # fmt: skip
-    wanted = hc_boundary(d.x, d.residual, d.post[..., 0], d.comb, d.pre, *site, **options)
-    assert_equal((y, pre, post[..., 0], comb, x), wanted)
-    x, post, comb, y, pre = delayed(d.residual, *site, *CONSTANTS, **norm)
+    assert_equal((y, pre, post[..., 0], comb, x), hc_boundary(*d.ours, d.pre, *d.site, **options))
+    x, post, comb, y, pre = delayed(d.residual, *d.site, *CONSTANTS, **norm)
     assert x is d.residual
-    own = {name: value for name, value in options.items() if not name.startswith("y_norm")}
-    assert_equal((pre, post[..., 0], comb), hc_coeffs(d.residual, *site, **own))
+    assert_equal((pre, post[..., 0], comb), hc_coeffs(d.residual, *d.site, **options_of(d, False)))
     # the first sublayer takes stream 0
     first = torch.eye(1, N).expand(TOKENS, N)
-    of_norm = {name: value for name, value in options.items() if name.startswith("y_norm")}
-    assert_equal([y], [hc_pre(d.residual, first, **of_norm)])
+    assert_equal([y], [hc_pre(d.residual, first, **norm_of(d, with_norm, "y_"))])
 
 
 def test_vllm_updates_and_collapses(vllm):
     d = drawn(dtype=torch.bfloat16)
-    streams = vllm.mhc.MHCPostOp()(d.x, d.residual, d.post, d.comb)
-    assert torch.equal(streams, hc_post(d.x, d.residual, d.post[..., 0], d.comb))
-    head = d.head_fn, d.head_scale, d.head_base
-    found = vllm.mhc.HCHeadOp()(d.residual, *head, 1e-5, 1e-6)
-    assert torch.equal(found, hc_head(d.residual, *head, norm_eps=1e-5, eps=1e-6))
+    assert torch.equal(vllm.mhc.MHCPostOp()(*d.update), hc_post(*d.ours))
+    found = vllm.mhc.HCHeadOp()(d.residual, *d.head, 1e-5, 1e-6)
+    assert torch.equal(found, hc_head(d.residual, *d.head, norm_eps=1e-5, eps=1e-6))
 
 
 def calls_of_vllm(d):
     """By the operator that a method of vLLM's calls: its class, and what the class is given."""
-    site, norm = (d.fn, d.scale, d.base, *CONSTANTS), (d.weight, NORM_EPS)
-    update, head = (d.x, d.residual, d.post, d.comb), (d.head_fn, d.head_scale, d.head_base)
-    delayed = d.residual, *site, d.pre, None, *norm, d.x, d.post, d.comb
+    site, norm = (*d.site, *CONSTANTS), (d.weight, NORM_EPS)
     return {
         "mhc_pre_tilelang": ("MHCPreOp", (d.residual, *site, 1, *norm)),
-        "mhc_post_tilelang": ("MHCPostOp", update),
-        "hc_head_fused_kernel_tilelang": ("HCHeadOp", (d.residual, *head, 1e-5, 1e-6)),
-        "mhc_fused_post_pre_tilelang": ("MHCFusedPostPreOp", (*update, *site, 1, 1, *norm)),
-        "mhc_pre_delayed_tilelang": ("MHCPreDelayedOp", delayed),
+        "mhc_post_tilelang": ("MHCPostOp", d.update),
+        "hc_head_fused_kernel_tilelang": ("HCHeadOp", (d.residual, *d.head, 1e-5, 1e-6)),
+        "mhc_fused_post_pre_tilelang": ("MHCFusedPostPreOp", (*d.update, *site, 1, 1, *norm)),
+        "mhc_pre_delayed_tilelang": (
+            "MHCPreDelayedOp",
+            (d.residual, *site, d.pre, None, *norm, d.x, d.post, d.comb),
+        ),
     }
 
 
@@ -354,7 +341,7 @@ def test_vllm_keeps_the_calls_of_many_tokens_and_parts_of_few(vllm, few_alone, m
     run(DELAYED, given[DELAYED][:-3])
     assert calls.keys() == {*PARTS, DELAYED}
     calls.clear()
-    streams = hc_post(few.x, few.residual, few.post[..., 0], few.comb)
+    streams = hc_post(*few.ours)
     assert all(torch.equal(run(name, given[name])[0], streams) for name in (FUSED, DELAYED))
     assert not calls
 
@@ -379,18 +366,15 @@ def test_vllm_s_operators_have_fakes(vllm):
     alone = "vllm_mhc_pre_delayed", (*named["vllm_mhc_pre_delayed"][:-3], None, None, None)
     for name, given in (*named.items(), alone):
         operator = getattr(torch.ops.helion_sinkhorn, name)
-        real, fake = (operator(*arguments) for arguments in (given, on_meta(given)))
+        on_meta = [t.to("meta") if isinstance(t, torch.Tensor) else t for t in given]
+        real, fake = operator(*given), operator(*on_meta)
         pairs = [(real, fake)] if isinstance(real, torch.Tensor) else zip(real, fake, strict=True)
         for made, shown in pairs:
             assert shown.is_meta
-            for of in (torch.Tensor.size, torch.Tensor.stride):
-                assert of(made) == of(shown), operator
-            assert made.dtype == shown.dtype
+            assert (made.size(), made.stride(), made.dtype) == (shown.size(), shown.stride(), shown.dtype), (
+                name
+            )
             assert all(made.data_ptr() != t.data_ptr() for t in given if isinstance(t, torch.Tensor))
-
-
-def on_meta(given):
-    return [t.to("meta") if isinstance(t, torch.Tensor) else t for t in given]
 
 
 def test_one_compiled_graph_of_vllm_takes_and_leaves_calls(vllm, few_alone, monkeypatch):
@@ -410,8 +394,8 @@ def test_one_compiled_graph_of_vllm_takes_and_leaves_calls(vllm, few_alone, monk
         lambda *given: operator(*given, *CONSTANTS)[0] + 0, backend=counting, fullgraph=True, dynamic=True
     )
     few, many = drawn(MOST), drawn(MOST + 3)
-    found, left = (compiled(d.x, d.residual, d.post, d.comb, d.fn, d.scale, d.base) for d in (few, many))
-    assert torch.equal(found, hc_post(few.x, few.residual, few.post[..., 0], few.comb))
+    found, left = (compiled(*d.update, *d.site) for d in (few, many))
+    assert torch.equal(found, hc_post(*few.ours))
     assert left.count_nonzero() == 0
     assert len(graphs) == 1
 
@@ -426,25 +410,18 @@ def test_vllm_s_class_of_another_package_stays(vllm, monkeypatch):
 @pytest.mark.parametrize("with_norm", [False, True])
 def test_sglang_computes_v4(sglang, with_norm):
     d = drawn()
-    given = dict(
-        zip(("residual", "fn", "hc_scale", "hc_base"), (d.residual, d.fn, d.scale, d.base), strict=True)
-    )
-    names = "rms_eps", "hc_pre_eps", "hc_sinkhorn_eps", "hc_post_mult_value", "sinkhorn_repeat"
-    constants = dict(zip(names, CONSTANTS, strict=True))
-    post, comb, y = sglang.mhc.mhc_pre(**given, **constants, **norm_of(d, with_norm))
-    wanted = hc_site(d.residual, d.fn, d.scale, d.base, **options_of(d, with_norm))
-    assert_equal((y, post[..., 0], comb), wanted[:3])
+    named = dict(zip(PRE, (d.residual, *d.site, *CONSTANTS), strict=True))
+    post, comb, y = sglang.mhc.mhc_pre(**named, **norm_of(d, with_norm))
+    assert_equal((y, post[..., 0], comb), hc_site(d.residual, *d.site, **options_of(d, with_norm))[:3])
 
 
 def test_sglang_updates_and_collapses(sglang):
     d = drawn(dtype=torch.bfloat16)
-    wanted = hc_post(d.x, d.residual, d.post[..., 0], d.comb)
-    # V4 passes (T, n, 1), V4.1 (T, n)
-    for post in (d.post, d.post[..., 0]):
-        assert torch.equal(sglang.mhc.mhc_post(d.x, d.residual, post, d.comb), wanted)
-    head = d.head_fn, d.head_scale, d.head_base
-    found = sglang.head.fused_hc_head(d.residual, *head, 1e-5, 1e-6)
-    assert torch.equal(found, hc_head(d.residual, *head, norm_eps=1e-5, eps=1e-6))
+    # V4 passes post as (T, n, 1), V4.1 as (T, n)
+    for given in (d.update, d.ours):
+        assert torch.equal(sglang.mhc.mhc_post(*given), hc_post(*d.ours))
+    found = sglang.head.fused_hc_head(d.residual, *d.head, 1e-5, 1e-6)
+    assert torch.equal(found, hc_head(d.residual, *d.head, norm_eps=1e-5, eps=1e-6))
 
 
 def v41_boundary(sglang, d, **others):
@@ -453,7 +430,7 @@ def v41_boundary(sglang, d, **others):
     config = sglang.v41.HcConfig(N, iters, eps, rms_eps, WIDTH, True, others.pop("cp_prefill", False))
     norm = SimpleNamespace(weight=d.weight, variance_epsilon=NORM_EPS)
     before = sglang.v41.HcSubLayer(config._replace(eps=0.1), d.fn + 1, d.scale + 1, d.base + 1, None)
-    site = sglang.v41.HcSubLayer(config, d.fn, d.scale, d.base, norm)
+    site = sglang.v41.HcSubLayer(config, *d.site, norm)
     given = {"norm": norm, "accepts_mxfp8": False, "norm_fusable": True, "hc": site, **others}
     return before, sglang.v41.HcNextBoundary(**given)
 
@@ -467,7 +444,7 @@ def test_sglang_computes_the_seam_of_v41(sglang):
     pre, post, comb = state.stats
     # SGLang has one eps for pre and Sinkhorn there
     options = {**options_of(d, True), "pre_eps": CONSTANTS[2]}
-    wanted = hc_boundary(d.x, d.residual, d.post[..., 0], d.comb, d.pre, d.fn, d.scale, d.base, **options)
+    wanted = hc_boundary(*d.ours, d.pre, *d.site, **options)
     assert_equal((state.input.rows, pre, post, comb, state.streams), wanted)
     assert isinstance(state.input, sglang.v41.HcNormed)
 
@@ -475,30 +452,27 @@ def test_sglang_computes_the_seam_of_v41(sglang):
 def test_sglang_keeps_what_is_not_ours(sglang, few_alone):
     few_alone(sglang)
     few, many = drawn(MOST - 1), drawn(MOST + 1)
-    site = few.fn, few.scale, few.base, *CONSTANTS
-    assert sglang.mhc.mhc_pre(few.residual, *site, 3, norm_weight=few.weight, norm_eps=NORM_EPS) == "mhc_pre"
+    given = few.residual, *few.site, *CONSTANTS, 3
+    assert sglang.mhc.mhc_pre(*given, **norm_of(few, True)) == "mhc_pre"
     seen = sglang.left["mhc_pre"]
     assert (seen["rms_eps"], seen["sinkhorn_repeat"], seen["n_splits"]) == (CONSTANTS[0], 20, 3)
     assert seen["norm_weight"] is few.weight
-    assert sglang.mhc.mhc_post(few.x, few.residual, few.post, few.comb) == "mhc_post"
+    assert sglang.mhc.mhc_post(*few.update) == "mhc_post"
     assert sglang.left["mhc_post"]["comb_res_mix"] is few.comb
-    head = few.head_fn, few.head_scale, few.head_base
-    assert sglang.head.fused_hc_head(few.residual, *head, 1e-5, 1e-6) == "fused_hc_head"
+    assert sglang.head.fused_hc_head(few.residual, *few.head, 1e-5, 1e-6) == "fused_hc_head"
     assert sglang.left["fused_hc_head"]["hc_eps"] == 1e-6
-    for d, next in (
-        (many, v41_boundary(sglang, many)[1]),
-        (few, None),
-        (few, v41_boundary(sglang, few, hc=None)[1]),
-        (few, v41_boundary(sglang, few, norm_fusable=False)[1]),
-        (few, v41_boundary(sglang, few, mega_moe_input=lambda y: None)[1]),
-    ):
-        given = v41_boundary(sglang, d)[0], d.x, d.residual, (d.pre, d.post[..., 0], d.comb)
-        assert sglang.v41._post_fusion(*given, next) == "_post_fusion"
-    before, next = v41_boundary(sglang, few, cp_prefill=True)
-    given = before, few.x, few.residual, (few.pre, few.post[..., 0], few.comb)
-    assert sglang.v41._post_fusion(*given, next) == "_post_fusion"
-    before, next = v41_boundary(sglang, few)
-    assert sglang.v41._post_fusion(before, *given[1:], next) != "_post_fusion"
+
+    def found(d, **others):
+        before, next = v41_boundary(sglang, d, **others)
+        given = before, d.x, d.residual, (d.pre, d.post[..., 0], d.comb)
+        return [sglang.v41._post_fusion(*given, to) for to in (next, None)]
+
+    assert found(many) == ["_post_fusion"] * 2
+    for others in (
+        {"hc": None}, {"norm_fusable": False}, {"mega_moe_input": lambda y: None}, {"cp_prefill": True},
+    ):  # fmt: skip
+        assert found(few, **others)[0] == "_post_fusion", others
+    assert [of == "_post_fusion" for of in found(few)] == [False, True]
 
 
 def test_sglang_s_changed_function_is_refused(sglang, monkeypatch):

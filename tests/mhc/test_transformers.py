@@ -101,10 +101,8 @@ def test_logits_and_every_gradient_are_the_original_s(model, layers):
     apart = differences(results(patched, tokens), results(original, tokens))
     limit = sensitivity(original, tokens)
     # all but the vision tower, and the indexer, which makes no gradient
-    trained = [
-        name for name in dict(original.named_parameters()) if not {"visual", "indexer"} & set(name.split("."))
-    ]
-    assert apart.keys() - {"logits"} == set(trained)
+    trained = {n for n, _ in original.named_parameters() if not {"visual", "indexer"} & {*n.split(".")}}
+    assert apart.keys() - {"logits"} == trained
     assert {name for name, difference in apart.items() if difference > TIMES * limit[name]} == set()
 
 
@@ -167,22 +165,12 @@ def test_unpatch_takes_it_back_with_what_was_trained(kind):
     assert unpatch(patched) == COUNTS[kind]
     assert [type(m) for m in patched.modules()] == [type(m) for m in original.modules()]
     assert list(patched.state_dict()) == list(original.state_dict())
-    tokens = ids()
-    a, b = results(original, tokens), results(patched, tokens)
+    a, b = results(original, ids()), results(patched, ids())
     assert a.keys() == b.keys()
     assert_equal(b.values(), a.values())
     with pytest.raises(ValueError, match=f"{type(original).__name__} is not patched"):
         unpatch(patched)
     assert patch(patched) == COUNTS[kind]
-
-
-def test_modules_train_or_not_as_those_whose_place_they_take():
-    model = tiny.make_model(VOCABULARY).eval()
-    patch(model)
-    assert not any(m.training for m in model.modules())
-    model.train()
-    unpatch(model)
-    assert all(m.training for m in model.modules())
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -285,10 +273,9 @@ def test_forwards_that_were_wrapped_on_the_instance_stay_so(kind, when):
     assert not torch.equal(patched, expected)
     torch.testing.assert_close(patched, expected, rtol=1e-4, atol=1e-5)
     assert calls == wrapped
+    own = getattr(models, kind).forward
     for module in wrapped:
-        assert inspect.signature(module.forward) == inspect.signature(
-            getattr(models, kind).forward.__get__(module)
-        )
+        assert inspect.signature(module.forward) == inspect.signature(own.__get__(module))
     calls.clear()
     assert unpatch(model) == counts
     assert torch.equal(model(tokens).logits, expected)
@@ -364,13 +351,15 @@ def test_weights_of_a_patched_model_begin_as_those_of_transformers(kind, deviati
         assert torch.equal(list(site.parameters())[2], torch.ones(3 if hasattr(site, "fn") else 1))
 
 
-def test_unpatch_after_the_parameters_were_replaced():
-    model = tiny.make_model(VOCABULARY).to("meta")
+def test_unpatch_after_the_parameters_were_replaced_and_training_began():
+    model = tiny.make_model(VOCABULARY).eval().to("meta")
     assert patch(model) == ALL
-    model.to_empty(device="cpu")
+    assert not any(m.training for m in model.modules())
+    model.to_empty(device="cpu").train()
     model.load_state_dict(tiny.make_model(VOCABULARY).state_dict())
     unpatch(model)
     assert {p.device.type for p in model.parameters()} == {"cpu"}
+    assert all(m.training for m in model.modules())
 
 
 def test_conversion_leaves_the_parameters_float32_where_the_original_s_lose_bits():
@@ -440,18 +429,9 @@ def test_part_of_a_model():
 # --- refused ----------------------------------------------------------------------------------------------
 
 
-def sharded(model):
-    model.model.layers[1].ffn_hc._is_fsdp_managed_module = True
-
-
-def forward_of_one(model):
-    model.model.hc_head.forward = lambda x: x.mean(-2)
-
-
-def closed_over(model, module=None):
-    module = module or model.model.hc_head
-    inner = module.forward
-    module.forward = lambda *given, **options: inner(*given, **options)
+def closed_over(model):
+    inner = model.model.hc_head.forward
+    model.model.hc_head.forward = lambda *given, **options: inner(*given, **options)
 
 
 def in_a_partial(model):
@@ -469,35 +449,35 @@ def closed_over_and_kept(model):
     closed_over(model)
 
 
-def norm_hooked(model):
-    model.model.hc_head.input_norm.register_forward_hook(lambda *_: None)
-
-
-def norm_wrapped(model):
-    wrap(model.model.hc_head.input_norm, [])
-
-
 class OtherHead(theirs.DeepseekV4HyperHead):
     pass
-
-
-def other_class(model):
-    model.model.hc_head.__class__ = OtherHead
 
 
 LOST = r"hc_head: its forward was replaced on the instance by .*<lambda>.* remove it, call patch, and wrap"
 CASES = {
     "already": (patch, "model.layers.0 is patched already; call unpatch first"),
     "already but for the layers": (functools.partial(patch, layers=False), "attn_hc is patched already"),
-    "sharded": (sharded, "model.layers.1.ffn_hc is sharded by FSDP; call patch before fully_shard"),
-    "forward of one": (forward_of_one, LOST),
+    "sharded": (
+        lambda model: setattr(model.model.layers[1].ffn_hc, "_is_fsdp_managed_module", True),
+        "model.layers.1.ffn_hc is sharded by FSDP; call patch before fully_shard",
+    ),
+    "forward of one": (lambda model: setattr(model.model.hc_head, "forward", lambda x: x.mean(-2)), LOST),
     "closed over": (closed_over, LOST),
     "in a partial": (in_a_partial, LOST),
     "below accelerate's": (below_accelerate, "replaced on the instance by .*wrap.*forward, in which patch"),
     "closed over and kept": (closed_over_and_kept, LOST),
-    "norm hooked": (norm_hooked, "the norm in model.hc_head has _forward_hooks, .* remove it before"),
-    "norm wrapped": (norm_wrapped, "the norm in model.hc_head has .*forward, and a patched module does not"),
-    "another class": (other_class, "hc_head: OtherHead is a class of .*test_transformers, and may compute"),
+    "norm hooked": (
+        lambda model: model.model.hc_head.input_norm.register_forward_hook(lambda *_: None),
+        "the norm in model.hc_head has _forward_hooks, .* remove it before",
+    ),
+    "norm wrapped": (
+        lambda model: wrap(model.model.hc_head.input_norm, []),
+        "the norm in model.hc_head has .*forward, and a patched module does not",
+    ),
+    "another class": (
+        lambda model: setattr(model.model.hc_head, "__class__", OtherHead),
+        "hc_head: OtherHead is a class of .*test_transformers, and may compute",
+    ),
 }
 
 
@@ -515,20 +495,19 @@ def test_options_are_refused_and_nothing_changed(option):
 
 
 def assert_refused(model, said, **options):
-    kinds, attributes = [type(m) for m in model.modules()], [dict(vars(m)) for m in model.modules()]
+    before = [(type(m), dict(vars(m))) for m in model.modules()]
     with pytest.raises(ValueError, match=said):
         patch(model, **options)
-    assert [type(m) for m in model.modules()] == kinds
-    assert [dict(vars(m)) for m in model.modules()] == attributes
+    assert [(type(m), dict(vars(m))) for m in model.modules()] == before
 
 
 @pytest.mark.parametrize(
-    "spoil", [closed_over, in_a_partial, below_accelerate, closed_over_and_kept, sharded]
+    "case", ["closed over", "in a partial", "below accelerate's", "closed over and kept", "sharded"]
 )
-def test_unpatch_refuses_a_wrapper_that_it_would_lose_and_changes_nothing(spoil):
+def test_unpatch_refuses_a_wrapper_that_it_would_lose_and_changes_nothing(case):
     model = tiny.make_model(VOCABULARY)
     patch(model)
-    spoil(model)
+    CASES[case][0](model)
     kinds = [type(m) for m in model.modules()]
     with pytest.raises(ValueError, match=r"(replaced on the instance|sharded by FSDP).*call unpatch"):
         unpatch(model)
@@ -550,9 +529,8 @@ def test_a_module_alone():
 
 
 def test_models_without_such_modules_are_refused():
-    with pytest.raises(
-        ValueError, match=r"contains no DeepseekV4HyperConnection .*; pass a DeepseekV4 or GLM-5\.3 model"
-    ):
+    said = r"contains no DeepseekV4HyperConnection .*; pass a DeepseekV4 or GLM-5\.3 model"
+    with pytest.raises(ValueError, match=said):
         patch(torch.nn.Linear(2, 2))
 
 
@@ -587,9 +565,8 @@ def test_other_code_is_refused(kind, monkeypatch):
     name = next(name for name in MAKERS if kind.__name__.startswith(name))
     model = MAKERS[name](VOCABULARY)
     monkeypatch.setattr(kind, "forward", other_forward)
-    with pytest.raises(
-        ValueError, match=rf"forward of {kind.__name__} was replaced by .*other_forward, which may"
-    ) as e:
+    said = rf"forward of {kind.__name__} was replaced by .*other_forward, which may"
+    with pytest.raises(ValueError, match=said) as e:
         patch(model)
     assert ("layers=False" in str(e.value)) == (kind in kinds(PACKAGE.layers))
     monkeypatch.setattr(integration, "PACKAGE", PACKAGE._replace(installed="6.0.0"))
