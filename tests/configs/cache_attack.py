@@ -24,12 +24,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from helion_sinkhorn.configs import lookup, store
+from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.tuning.provenance import device_block
-from helion_sinkhorn.runtime import choices
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import default_choice, in_space
 
@@ -55,10 +54,9 @@ NAMES = (
 def places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of everything in a JSON value."""
     yield path
-    for k, inner in (
-        data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    ):
-        yield from places(inner, (*path, k))
+    if isinstance(data, (dict, list)):
+        for k, inner in data.items() if isinstance(data, dict) else enumerate(data):
+            yield from places(inner, (*path, k))
 
 
 def value(rng: random.Random) -> Any:
@@ -95,16 +93,15 @@ def attacked(data: dict[str, Any], rng: random.Random) -> tuple[str, bytes]:
                 data = changed_value(data, rng)
         return kind, json.dumps(data).encode()
     text = bytearray(json.dumps(data).encode())
+    at = rng.randrange(len(text))
     if kind == "truncated":
-        del text[rng.randrange(len(text)) :]
+        del text[at:]
     elif kind == "bits":
         for _ in range(rng.randint(1, 8)):
             text[rng.randrange(len(text))] ^= 1 << rng.randrange(8)
     elif kind == "bytes":
-        at = rng.randrange(len(text))
         text[at : at + rng.randrange(8)] = rng.randbytes(rng.randrange(8))
     else:
-        at = rng.randrange(len(text))
         text[at:at] = text[rng.randrange(len(text)) :]
     return kind, bytes(text)
 
@@ -118,13 +115,9 @@ def attack_files(count: int, seed: int) -> dict[str, Any]:
     rng = random.Random(seed)
     paths = {k: SHIPPED / DEVICE.key / f"{k}.json" for k in KERNELS}
     shipped = {k: json.loads(path.read_text()) for k, path in paths.items() if path.exists()}
-    warned, forbidden, told = Counter(), Counter(), Counter()
-    handler = logging.Handler()
-    handler.emit = lambda record: warned.update(told=1)
-    log = logging.getLogger("helion_sinkhorn")
-    log.addHandler(handler)
-    log.propagate = False
-    watching = False
+    warned, forbidden, told, watching = [], Counter(), Counter(), False
+    # a filter that returns None keeps the record from being printed
+    logging.getLogger("helion_sinkhorn").addFilter(warned.append)
     sys.addaudithook(lambda event, _: forbidden.update([event]) if watching and event in FORBIDDEN else None)
     with tempfile.TemporaryDirectory() as folder:
         store.folders = lambda: [Path(folder)]
@@ -133,17 +126,14 @@ def attack_files(count: int, seed: int) -> dict[str, Any]:
             kernel = rng.choice(list(shipped))
             data = {**shipped[kernel], "runs": {}}
             data["entries"] = rng.sample(data["entries"], min(3, len(data["entries"])))
-            calls = [
-                (KERNELS[kernel].call.of(store.key_of(e["key"])), e["key"]["batch"]) for e in data["entries"]
-            ]
+            keys = [e["key"] for e in data["entries"]]
+            calls = [(KERNELS[kernel].call.of(store.key_of(key)), key["batch"]) for key in keys]
             right = {(store.hashable(e["config"]), store.hashable(e["variant"])) for e in data["entries"]}
             kind, text = attacked(json.loads(json.dumps(data)), rng)
             path = Path(folder, DEVICE.key, f"{kernel}.json")
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(text)
-            for cached in (store.read, lookup.lookup, door.choose):
-                cached.cache_clear()
-            choices.refused.clear()
+            door.forget()
             watching = True
             try:
                 served = [(call, door.choose(KERNELS[kernel], call, batch, DEVICE)) for call, batch in calls]
@@ -166,7 +156,7 @@ def attack_files(count: int, seed: int) -> dict[str, Any]:
         litter = {p.name for p in Path(folder).rglob("*")} - {DEVICE.key, *(f"{k}.json" for k in KERNELS)}
     told["wrong"] += len(litter) + sum(forbidden.values())
     return {
-        "files": count, "seed": seed, **dict(sorted(told.items())), "warnings": warned["told"],
+        "files": count, "seed": seed, **dict(sorted(told.items())), "warnings": len(warned),
         "events": dict(forbidden), "litter": sorted(litter),
     }  # fmt: skip
 
@@ -201,9 +191,8 @@ def attack_tuners(kills: int, seed: int, workers: int = 8) -> dict[str, Any]:
 
         def begin(number: int) -> multiprocessing.Process:
             # a killed tuner's last entry may be there and not acknowledged: no number is used twice
-            tuner = context.Process(
-                target=write_on, args=(folder, number % workers, 1 + (number << 20), acknowledged)
-            )
+            given = folder, number % workers, 1 + (number << 20), acknowledged
+            tuner = context.Process(target=write_on, args=given)
             tuner.start()
             return tuner
 
@@ -240,10 +229,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     begin = time.perf_counter()
-    if options.what == "files":
-        told = attack_files(options.count, options.seed)
-    else:
-        told = attack_tuners(options.kills, options.seed)
+    attack, count = (
+        (attack_files, options.count) if options.what == "files" else (attack_tuners, options.kills)
+    )
+    told = attack(count, options.seed)
     print(json.dumps({**told, "seconds": round(time.perf_counter() - begin)}))
     return 1 if told.get("wrong") else 0
 

@@ -45,136 +45,87 @@ class Wrong:
     last = 0
     """The place of the last argument that has a gradient."""
 
-    def __init__(self):
-        self.calls = {}
-
-    def before(self, inputs):
-        pass
+    def __init__(self, spoiled=lambda wrong, key, call, t: t, before=lambda inputs: None):
+        self.spoiled, self.before, self.calls, self.memory = spoiled, before, {}, {}
 
     def of(self, key, t):
         """A result as the backend returns it, one tensor for each key in each call."""
         self.calls[key] = self.calls.get(key, 0) + 1
-        return self.spoiled(key, self.calls[key], t)
-
-    def spoiled(self, key, call, t):
-        return t
+        return self.spoiled(self, key, self.calls[key], t)
 
 
-class ZeroedInputs(Wrong):
-    def before(self, inputs):
-        for t in inputs:
-            t.data.zero_()
+def zeroed(inputs):
+    for t in inputs:
+        t.data.zero_()
 
 
-class ZeroedAndRaises(ZeroedInputs):
+def zeroed_and_raises(inputs):
     """The next backend is not to blame."""
-
-    def before(self, inputs):
-        super().before(inputs)
-        raise RuntimeError("planted")
+    zeroed(inputs)
+    raise RuntimeError("planted")
 
 
-class ZeroedAndUniform(ZeroedInputs):
-    def spoiled(self, key, call, t):
-        return torch.full_like(t, 0.25)
-
-
-class UnwrittenRows(Wrong):
+def unwritten_rows(wrong, key, call, t):
     """Right the first time; later calls leave the last rows of the same memory as they are."""
-
-    def __init__(self):
-        super().__init__()
-        self.memory = {}
-
-    def spoiled(self, key, call, t):
-        memory = self.memory.setdefault((key, t.shape), t.clone())
-        memory[:-1] = t[:-1]
-        return memory
+    memory = wrong.memory.setdefault((key, t.shape), t.clone())
+    memory[:-1] = t[:-1]
+    return memory
 
 
-class SomeCalls(Wrong):
+def some_calls(every, which):
     """One call of so many, counted from this one."""
-
-    def __init__(self, every, which):
-        super().__init__()
-        self.every, self.which = every, which
-
-    def spoiled(self, key, call, t):
-        return 1.05 * t if call % self.every == self.which else t.clone()
+    return lambda wrong, key, call, t: 1.05 * t if call % every == which else t.clone()
 
 
-class TimedRun(Wrong):
-    def spoiled(self, key, call, t):
-        return 1.05 * t if in_the_timed_run() else t.clone()
+def timed_run(wrong, key, call, t):
+    return 1.05 * t if in_the_timed_run() else t.clone()
 
 
-class OtherBits(Wrong):
+def other_bits(wrong, key, call, t):
     """Right within every budget, as with sums by atomics."""
-
-    def spoiled(self, key, call, t):
-        # hc_site's fourth result is x, no sum
-        return t.clone() if key == "3" else t * (1 + 2.0**-23 * (call % 2))
+    # hc_site's fourth result is x, no sum
+    return t.clone() if key == "3" else t * (1 + 2.0**-23 * (call % 2))
 
 
-class Row(Wrong):
+def middle_row(wrong, key, call, t):
     """A row in the middle is 5 % off."""
-
-    def spoiled(self, key, call, t):
-        t = t.clone()
-        t[len(t) // 2] *= 1.05
-        return t
+    t = t.clone()
+    t[len(t) // 2] *= 1.05
+    return t
 
 
-class LastGradient(Row):
+def last_gradient(wrong, key, call, t):
     """The last one of several gradients is 5 % off in a row."""
-
-    def spoiled(self, key, call, t):
-        is_right = key.startswith("d") and key != f"d{self.last}"
-        return t.clone() if is_right else super().spoiled(key, call, t)
+    is_right = key.startswith("d") and key != f"d{wrong.last}"
+    return t.clone() if is_right else middle_row(wrong, key, call, t)
 
 
-class Entry(Wrong):
-    """One entry of it is 10 % off."""
-
-    def spoiled(self, key, call, t):
-        t = t.clone()
-        row = t[len(t) // 2].reshape(-1)
-        row[row.abs().argmax()] *= 1.1
-        t[len(t) // 2] = row.view(t[len(t) // 2].shape)
-        return t
+def one_entry(wrong, key, call, t):
+    """One entry of the row in the middle is 10 % off."""
+    t = t.clone()
+    row = t[len(t) // 2].reshape(-1)
+    row[row.abs().argmax()] *= 1.1
+    t[len(t) // 2] = row.view(t[len(t) // 2].shape)
+    return t
 
 
-class OtherDtype(Wrong):
-    """A wider one, which no error budget finds."""
-
-    def spoiled(self, key, call, t):
-        return t.double()
-
-
-class OtherShape(Wrong):
-    """One that broadcasts."""
-
-    def spoiled(self, key, call, t):
-        return t.unsqueeze(0)
-
-
-FORWARD_ALONE = {"other_dtype": OtherDtype, "other_shape": OtherShape}
+FORWARD_ALONE = {
+    # a wider dtype, which no error budget finds, and a shape that broadcasts
+    "other_dtype": functools.partial(Wrong, lambda wrong, key, call, t: t.double()),
+    "other_shape": functools.partial(Wrong, lambda wrong, key, call, t: t.unsqueeze(0)),
+}
 """Autograd itself refuses these of a gradient."""
 BY_ATOMICS = "other_bits_by_atomics"
+SPOILED = (other_bits, unwritten_rows, timed_run, middle_row, last_gradient, one_entry)
 WRONG = {
-    "zeroed_and_raises": ZeroedAndRaises,
-    BY_ATOMICS: OtherBits,
-    "other_bits": OtherBits,
-    "zeroed_inputs": ZeroedInputs,
-    "zeroed_and_uniform": ZeroedAndUniform,
-    "unwritten_rows": UnwrittenRows,
-    "even_calls": functools.partial(SomeCalls, 2, 0),
-    "odd_calls": functools.partial(SomeCalls, 2, 1),
-    **{f"third_calls_{which}": functools.partial(SomeCalls, 3, which) for which in range(3)},
-    "timed_run": TimedRun,
-    "middle_row": Row,
-    "last_gradient": LastGradient,
-    "one_entry": Entry,
+    "zeroed_and_raises": functools.partial(Wrong, before=zeroed_and_raises),
+    BY_ATOMICS: functools.partial(Wrong, other_bits),
+    "zeroed_inputs": functools.partial(Wrong, before=zeroed),
+    "zeroed_and_uniform": functools.partial(Wrong, lambda *of: torch.full_like(of[-1], 0.25), zeroed),
+    **{function.__name__: functools.partial(Wrong, function) for function in SPOILED},
+    "even_calls": functools.partial(Wrong, some_calls(2, 0)),
+    "odd_calls": functools.partial(Wrong, some_calls(2, 1)),
+    **{f"third_calls_{k}": functools.partial(Wrong, some_calls(3, k)) for k in range(3)},
     **FORWARD_ALONE,
 }
 
@@ -213,13 +164,11 @@ def planted(kind, function, mode):
     def call(*inputs, **options):
         wrong.before([t for t in inputs if isinstance(t, torch.Tensor)])
         if gradients:
-            wrong.last = max(
-                k for k, t in enumerate(inputs) if isinstance(t, torch.Tensor) and t.requires_grad
-            )
-            inputs = [
-                Leaf.apply(t, wrong, f"d{k}") if isinstance(t, torch.Tensor) and t.requires_grad else t
-                for k, t in enumerate(inputs)
-            ]
+            inputs = list(inputs)
+            leaves = [k for k, t in enumerate(inputs) if isinstance(t, torch.Tensor) and t.requires_grad]
+            wrong.last = leaves[-1]
+            for k in leaves:
+                inputs[k] = Leaf.apply(inputs[k], wrong, f"d{k}")
         out = function(*inputs, **options)
         if gradients:
             return out
