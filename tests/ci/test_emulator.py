@@ -40,18 +40,12 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 # ------------------------------------------------------------------------------------------- arithmetic
 
 
-def near_ties(count: int) -> tuple[np.ndarray, ...]:
-    """Sums that float64 rounds onto the middle between two float32, and then to the wrong side."""
-    k = RANDOM.integers(1, 256, count)
-    odd = 2 * RANDOM.integers(0, 1 << 20, count) + 1
-    return (
-        (1 + k * 2.0**-23).astype(F32), ((1 - k * 2.0**-23) * 2.0**-24).astype(F32),
-        (1 + odd * 2.0**-23).astype(F32),
-    )  # fmt: skip
-
-
 def test_fma_of_built_cases_is_rounded_once():
-    a, b, c = near_ties(20000)
+    """Sums that float64 rounds onto the middle between two float32, and then to the wrong side."""
+    k = RANDOM.integers(1, 256, 20000)
+    odd = 2 * RANDOM.integers(0, 1 << 20, 20000) + 1
+    factors = 1 + k * 2.0**-23, (1 - k * 2.0**-23) * 2.0**-24
+    a, b, c = (x.astype(F32) for x in (*factors, 1 + odd * 2.0**-23))
     naive = (a.astype(float) * b + c).astype(F32)
     expected = libm("fmaf", a, b, c)
     assert (naive != expected).mean() > 0.1  # the cases tell one rounding from two
@@ -255,11 +249,10 @@ def test_classes_of_float32():
 
 def test_halves_are_compared_with_their_signs():
     halves = np.array([0x7FFF8000, 0x80007FFF], U32)
-    lines = {
-        "v_cmp_lt_i16_e64 s[4:5], -1, v1": (False, True),
-        "v_cmp_gt_i16_sdwa s[4:5], v1, v2 src0_sel:WORD_1 src1_sel:DWORD": (True, False),
-    }
-    for line, expected in lines.items():
+    for line, expected in (
+        ("v_cmp_lt_i16_e64 s[4:5], -1, v1", (False, True)),
+        ("v_cmp_gt_i16_sdwa s[4:5], v1, v2 src0_sel:WORD_1 src1_sel:DWORD", (True, False)),
+    ):
         w = step(line, {1: np.resize(halves, 64), 2: np.zeros(64, U32)})
         assert int(w.s[4, 0]) == sum(held << k for k, held in enumerate(expected * 16))
 
@@ -309,10 +302,9 @@ def test_dpp_against_the_isa(control):
 
 def test_row_broadcasts():
     line = "v_mov_b32_dpp v0, v1 row_bcast:{} row_mask:{} bank_mask:0xf"
-    found = result(line.format(15, "0xa"), v0=U32(7), v1=LANE)
-    assert found.tolist() == [7] * 16 + [15] * 16 + [7] * 16 + [47] * 16
-    found = result(line.format(31, "0xc"), v0=U32(7), v1=LANE)
-    assert found.tolist() == [7] * 32 + [31] * 32
+    for last, rows, expected in ((15, "0xa", [7, 15, 7, 47]), (31, "0xc", [7, 7, 31, 31])):
+        found = result(line.format(last, rows), v0=U32(7), v1=LANE)
+        assert found.tolist() == np.repeat(expected, 16).tolist()
 
 
 def test_dpp_reads_zero_from_inactive_lanes():
@@ -333,9 +325,8 @@ def test_permlane_swaps(size, first, second):
 
 def test_bpermute_reads_zero_from_inactive_lanes():
     active = LANE != 63
-    found = result(
-        "ds_bpermute_b32 v0, v1, v2", v1=(63 - LANE) * U32(4), v2=LANE + U32(1), v0=U32(9), active=active
-    )
+    given = {"v0": U32(9), "v1": (63 - LANE) * U32(4), "v2": LANE + U32(1)}
+    found = result("ds_bpermute_b32 v0, v1, v2", **given, active=active)
     assert found.tolist() == [0, *range(63, 1, -1), 9]
 
 
@@ -349,11 +340,8 @@ def test_lanes_read_and_written():
 def test_matrix_instructions_multiply(op):
     """Against a product in float64: lanes as the ISA document's tables place them."""
     size, depth, kind = int(op[11:13]), int(op.split("x")[2].split("_")[0]), op.rpartition("_")[2]
-    a, b = (
-        RANDOM.integers(-8, 9, (size, depth)).astype(F32),
-        RANDOM.integers(-8, 9, (depth, size)).astype(F32),
-    )
-    c = RANDOM.integers(-8, 9, (size, size)).astype(F32)
+    shapes = (size, depth), (depth, size), (size, size)
+    a, b, c = (RANDOM.integers(-8, 9, shape).astype(F32) for shape in shapes)
     per, blocks = depth * size // 64, 64 // size
     vectors = {}
     for first, values in ((20, lambda i, k: a[i, k]), (24, lambda i, k: b[k, i])):
@@ -383,8 +371,7 @@ def test_matrix_instructions_multiply(op):
 
 
 def test_the_floored_accumulator_rounds_down():
-    a, b = np.full((1, 1, 8), 2.0**-13, F32), np.full((1, 8, 1), -(2.0**-13), F32)
-    c = np.ones((1, 1, 1), F32)
+    a, b, c = np.full((1, 1, 8), 2.0**-13, F32), np.full((1, 8, 1), -(2.0**-13), F32), np.ones((1, 1, 1), F32)
     assert matrix.nearest_sum(a, b, c)[0, 0, 0] == 1 - 2.0**-23 * 1
     assert matrix.floored_sum(a, b, c)[0, 0, 0] <= matrix.nearest_sum(a, b, c)[0, 0, 0]
     assert matrix.floored_sum(a, b * F32(2.0**-20), c)[0, 0, 0] == np.nextafter(F32(1), F32(0))
@@ -403,11 +390,8 @@ STORE = "buffer_store_dword {}, v1, s[4:7], 0 offen"
 
 
 def test_a_program_runs():
-    body = (
-        "buffer_load_dword v2, v1, s[4:7], 0 offen\ns_waitcnt vmcnt(0)\nv_add_u32_e32 v2, 5, v2\n"
-        + STORE.format("v2")
-    )
-    assert run(body, WORDS[:64]).tolist() == list(range(6, 70))
+    body = "buffer_load_dword v2, v1, s[4:7], 0 offen\ns_waitcnt vmcnt(0)\nv_add_u32_e32 v2, 5, v2\n"
+    assert run(body + STORE.format("v2"), WORDS[:64]).tolist() == list(range(6, 70))
 
 
 def test_masks_are_range_checks():
@@ -455,9 +439,8 @@ def test_masks_are_range_checks():
     ("end", ".Lagain:\ns_branch .Lagain", {"model": Model(most=1000)}),
 ])  # fmt: skip
 def test_a_fault_is_found(kind, body, options):
-    content = options.pop("content", WORDS) if "content" in options else WORDS
     with pytest.raises(Finding) as found:
-        run(body, content, **options)
+        run(body, **{"content": WORDS, **options})
     assert found.value.kind == kind, str(found.value)
 
 
@@ -501,16 +484,13 @@ def test_hidden_arguments_have_the_number_of_workgroups():
     assert np.frombuffer(launch.segment(loaded, [], 5, Arena({}), bytes(16)), U32).tolist() == [5, 1, 1, 0]
 
 
-def test_registers_that_are_not_written_change_with_the_seed():
-    first, second = (run(STORE.format("v9"), WORDS[:64], model=Model(seed=k)) for k in (0, 1))
-    assert (first != second).all()
+def test_registers_and_lds_that_are_not_written_change_with_the_seed():
+    read = "ds_read_b32 v2, v1\ns_waitcnt lgkmcnt(0)\n"
+    for body in (read + STORE.format("v2"), STORE.format("v9")):
+        first, second = (run(body, WORDS[:64], lds=256, model=Model(seed=k)) for k in (0, 1))
+        assert (first != second).all()
+    # of the register
     assert np.isnan(first.view(F32)).all()
-
-
-def test_lds_that_is_not_written_changes_with_the_seed():
-    body = "ds_read_b32 v2, v1\ns_waitcnt lgkmcnt(0)\n" + STORE.format("v2")
-    first, second = (run(body, WORDS[:64], lds=256, model=Model(seed=k)) for k in (0, 1))
-    assert (first != second).all()
 
 
 def test_waves_that_meet_without_a_barrier_depend_on_their_order():
@@ -583,8 +563,7 @@ def test_launches_that_differ_in_anything_are_run_each():
     assert decided(x, y) == again
     other = x.clone()
     other[7] = -0.0
-    differing = (
-        decided(other, y), decided(y, x), decided(x, x), decided(x[:4], y), decided(x, y, number=4),
-        decided(x, y, grid=3), decided(x, y, seed=1), decided(x, y, functions="below"),
-    )  # fmt: skip
+    changes = {"number": 4}, {"grid": 3}, {"seed": 1}, {"functions": "below"}
+    differing = [decided(*given) for given in ((other, y), (y, x), (x, x), (x[:4], y))]
+    differing += [decided(x, y, **change) for change in changes]
     assert len({again, *differing}) == 1 + len(differing)

@@ -45,7 +45,11 @@ def python(tree: str, *arguments: object, **environment: str) -> subprocess.Comp
     return under(folder_of(tree), *arguments, **environment)
 
 
-OTHER_BY_NIGHT = pytest.mark.nightly("5 s for a process; the other case runs always")
+def ran(tree: str, *words: object) -> subprocess.CompletedProcess[str]:
+    """A command of tritonbench_ops that ends well."""
+    done = python(tree, "-m", "tritonbench_ops", *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
 
 
 # ---------------------------------------------------------------------------------------- pure parts
@@ -70,18 +74,15 @@ def test_cases_are_the_bench_workloads():
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--n", "8", "--batch", "7"], {(8, 7, 20, "deepseek", "rows")}),
-        (["--n", "5", "--batch", "7", "--n-iters", "3"], {(5, 7, 3, "deepseek", "rows")}),
-        (
-            ["--batch", "2", "--form", "log", "--first", "cols"],
-            {(n, 2, 20, "log", "cols") for n in (4, 8, 16, 32, 64)},
-        ),
+        ("--n 8 --batch 7", {(8, 7, 20, "deepseek", "rows")}),
+        ("--n 5 --batch 7 --n-iters 3", {(5, 7, 3, "deepseek", "rows")}),
+        ("--batch 2 --form log --first cols", {(n, 2, 20, "log", "cols") for n in (4, 8, 16, 32, 64)}),
         # large matrices come alone and by eight
-        (["--n", "1024", "--n-iters", "2"], {(1024, batch, 2, "deepseek", "rows") for batch in (1, 8)}),
+        ("--n 1024 --n-iters 2", {(1024, batch, 2, "deepseek", "rows") for batch in (1, 8)}),
     ],
 )
 def test_flags_choose_the_cases(flags, expected):
-    rows = cases.cases(cases.parse(flags), torch.float32)
+    rows = cases.cases(cases.parse(flags.split()), torch.float32)
     found = [(w.n, w.batch, w.n_iters, w.form, w.first) for w in rows]
     assert sorted(found) == sorted(expected)
     assert all(w.n == w.m for w in rows)
@@ -101,11 +102,8 @@ def test_a_size_outside_of_the_table_gets_batches_that_fit():
     ],
 )
 def test_large_matrices_run_on_a_cpu(form, mode):
-    arguments = ["--op", "sinkhorn", "--device", "cpu", "--n", "192", "--batch", "1", "--n-iters", "2"]
-    done = python(
-        "stub", "-m", "tritonbench_ops", *arguments, *QUICK, "--form", form, "--mode", mode, "--only", OURS,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    words = f"--op sinkhorn --device cpu --n 192 --batch 1 --n-iters 2 --form {form} --mode {mode}"
+    ran("stub", *words.split(), *QUICK, "--only", OURS)
 
 
 def test_an_unusable_precision_says_which_are():
@@ -152,14 +150,18 @@ def test_the_gate_wants_what_comes_with_the_package_or_what_was_named():
     assert backends.wanted(["liger"], [], "cpu") == ["liger"]
 
 
+def of_backend(name: str, x: torch.Tensor, n_iters: int, form: str) -> tuple[torch.Tensor, ...]:
+    """Logits, an upstream gradient, and what a backend makes of them: P and dX."""
+    x, dy = x.requires_grad_(), make_cotangents(x)
+    p = backends.BACKENDS[name].build(x, dy, n_iters, form, "rows")()
+    return x, dy, p, *torch.autograd.grad(p, x, dy)
+
+
 @pytest.mark.parametrize("solver", ["auto", "direct", "cg"])
 def test_implicit_gradients_are_approximate_rows(solver):
     name = "helion_implicit_approximate" if solver == "auto" else f"helion_implicit_{solver}_approximate"
     assert backends.BACKENDS[name].approximate
-    x = make_logits("randn_1", 5, 8, 8).requires_grad_()
-    dy = make_cotangents(x)
-    p = backends.BACKENDS[name].build(x, dy, 20, "log", "rows")()
-    (dx,) = torch.autograd.grad(p, x, dy)
+    x, dy, p, dx = of_backend(name, make_logits("randn_1", 5, 8, 8), 20, "log")
     expected = sinkhorn(x, 20, form="log", backward=Implicit(solver=solver))
     assert torch.equal(p, expected)
     assert torch.equal(dx, torch.autograd.grad(expected, x, dy)[0])
@@ -168,13 +170,9 @@ def test_implicit_gradients_are_approximate_rows(solver):
 @pytest.mark.parametrize("form", ["deepseek", "log"])
 @pytest.mark.parametrize("name", ["eager", "helion_sinkhorn", "helion_default"])
 def test_backends_compute_the_definition(name, form):
-    x = make_logits("randn_3", 5, 4, 4).requires_grad_()
-    dy = make_cotangents(x)
-    forward = backends.BACKENDS[name].build(x, dy, 6, form, "rows")
-    p = forward()
-    (dx,) = torch.autograd.grad(p, x, dy)
-    found = compare.errors(x, dy, p, dx, compare.budget(x, dy, 6, form=form), 6, form=form)
-    assert found.share <= 1
+    x, *found = of_backend(name, make_logits("randn_3", 5, 4, 4), 6, form)
+    allowed = compare.budget(x, found[0], 6, form=form)
+    assert compare.errors(x, *found, allowed, 6, form=form).share <= 1
 
 
 @pytest.mark.gpu
@@ -190,9 +188,8 @@ def test_backends_on_a_gpu(name):
     if name.startswith("helion"):
         assert measure.kept_bytes(forward, x) == 64
         assert "sinkhorn_backward" in backends.BACKENDS[name].config(x, *call, "bwd")
-    assert (
-        0 < measure.milliseconds(measure.floor(x, "fwd"), x.device) < measure.milliseconds(forward, x.device)
-    )
+    floor, own = (measure.milliseconds(run, x.device) for run in (measure.floor(x, "fwd"), forward))
+    assert 0 < floor < own
 
 
 def test_the_baseline_computes_in_float32():
@@ -347,19 +344,20 @@ def test_pieces_are_joined(monkeypatch):
     assert pieces.gradient == pytest.approx(whole.gradient)
 
 
-def test_results_of_another_shape_are_refused():
+def test_results_of_another_shape_or_dtype_are_refused():
     x = torch.zeros(4, 3, 3)
     allowed = compare.budget(x, x, 2)
-    with pytest.raises(ValueError, match="shape"):
-        compare.errors(x, x, torch.zeros(4, 3, 1), None, allowed, 2)
-    with pytest.raises(ValueError, match="shape"):
-        compare.errors(x, x, None, None, allowed, 2)
-    with pytest.raises(ValueError, match=r"results of torch\.float16 for logits of torch\.float32"):
-        compare.errors(x, x, torch.zeros(4, 3, 3).half(), None, allowed, 2)
+    dtypes = r"results of torch\.float16 for logits of torch\.float32"
+    for p, said in ((torch.zeros(4, 3, 1), "shape"), (None, "shape"), (x.half(), dtypes)):
+        with pytest.raises(ValueError, match=said):
+            compare.errors(x, x, p, None, allowed, 2)
 
 
 def metrics(error_msg: str | None = None):
     return SimpleNamespace(error_msg=error_msg)
+
+
+RAN = {"base": metrics(), "a": metrics()}
 
 
 @pytest.mark.parametrize(
@@ -367,15 +365,11 @@ def metrics(error_msg: str | None = None):
     [
         ([], {}, "0 of 1 inputs"),
         ([("x", {"base": metrics()})], {}, "a did not run at x"),
-        ([("x", {"base": metrics(), "a": metrics("boom")})], {("x", "a"): True}, "a raised at x: boom"),
-        ([("x", {"base": metrics(), "a": metrics()})], {("x", "a"): False}, "a is inaccurate"),
-        ([("x", {"base": metrics(), "a": metrics()})], {}, "a is inaccurate"),
-        (
-            [("x", {"base": metrics(), "a": metrics()})],
-            {("x", "a"): True, ("x", "base"): False},
-            "base is inaccurate",
-        ),
-        ([("x", {"base": metrics(), "a": metrics()})], {("x", "a"): True}, None),
+        ([("x", {**RAN, "a": metrics("boom")})], {("x", "a"): True}, "a raised at x: boom"),
+        ([("x", RAN)], {("x", "a"): False}, "a is inaccurate"),
+        ([("x", RAN)], {}, "a is inaccurate"),
+        ([("x", RAN)], {("x", "a"): True, ("x", "base"): False}, "base is inaccurate"),
+        ([("x", RAN)], {("x", "a"): True}, None),
     ],
 )
 def test_gate(results, accurate, sentence):
@@ -456,8 +450,8 @@ def test_what_else_ends_a_run(tree):
         [*common, OURS, "--form", "log", "--first", "cols", "--precision", "bf16"],
         [*common, OURS, "--metrics", "latency"],
         ["--op", "sinkhorn", "--list-backends", "--list-metrics"],
+        [*common, OURS, "--metrics", "latency,no_such_metric"],
     ]
-    runs.append([*common, OURS, "--metrics", "latency,no_such_metric"])
     unknown, *others, unknown_metric = statuses("", runs, folder_of(tree))
     assert "no_such_backend" in unknown
     assert "helion_sinkhorn" in unknown
@@ -469,10 +463,8 @@ def test_what_else_ends_a_run(tree):
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_cpu_is_taken_and_said(tree):
-    arguments = ["--op", "sinkhorn", "--batch", "50", "--n", "4", "--n-iters", "3", *QUICK, "--only", OURS]
-    done = python(tree, "-m", "tritonbench_ops", *arguments)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "no GPU here: --device cpu" in done.stderr
+    words = f"--op sinkhorn --batch 50 --n 4 --n-iters 3 --only {OURS}"
+    assert "no GPU here: --device cpu" in ran(tree, *words.split(), *QUICK).stderr
 
 
 RAISING = """
@@ -489,16 +481,20 @@ run(json.loads(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("named", [False, pytest.param(True, marks=OTHER_BY_NIGHT)])
-def test_approximate_gradients_run_when_they_are_named(named):
-    arguments = [*SMALL[:5], "50", *SMALL[6:], *QUICK, "--mode", "bwd"]
-    choice = (
-        ["--only", "helion_implicit_approximate"]
-        if named
-        else ["--skip", "torch_compile,torch_compile_max_autotune"]
-    )
-    done = python("stub", "-c", RAISING, json.dumps([*arguments, *choice]))
-    assert done.returncode == int(named), done.stderr[-3000:]
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("--skip torch_compile,torch_compile_max_autotune", 0),
+        pytest.param(
+            *("--only helion_implicit_approximate", 1),
+            marks=pytest.mark.nightly("5 s for a process; the other case runs always"),
+        ),
+    ],
+)
+def test_approximate_gradients_run_when_they_are_named(words, status):
+    arguments = [*SMALL[:5], "50", *SMALL[6:], *QUICK, "--mode", "bwd", *words.split()]
+    done = python("stub", "-c", RAISING, json.dumps(arguments))
+    assert done.returncode == status, done.stderr[-3000:]
 
 
 METRICS = [
@@ -512,13 +508,12 @@ METRICS = [
 def test_every_metric_is_in_the_json(tmp_path, mode):
     path = tmp_path / "out.json"
     words = f"--mode {mode} --only {OURS} --metrics {','.join(METRICS)} --num-inputs 1"
-    arguments = [*SMALL, *QUICK, *words.split()]
-    done = python("checkout", "-m", "tritonbench_ops", *arguments, "--output-json", path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    prefix = f"tritonbench_sinkhorn_{mode}[x_500x4x4 T=3-helion_sinkhorn]_"
-    found = {
-        k.removeprefix(prefix): v for k, v in json.loads(path.read_text()).items() if k.startswith(prefix)
-    }
+    ran("checkout", *SMALL, *QUICK, *words.split(), "--output-json", path)
+    prefix, written = (
+        f"tritonbench_sinkhorn_{mode}[x_500x4x4 T=3-helion_sinkhorn]_",
+        json.loads(path.read_text()),
+    )
+    found = {k.removeprefix(prefix): v for k, v in written.items() if k.startswith(prefix)}
     assert set(found) == set(METRICS)
     # a CPU has no allocator to ask, and a mode computes P, dX or both
     empty = {"kept_bytes"} | {"fwd_bwd": set(), "bwd": {"marginal_err"}}.get(mode, {"grad_rel_err"})
@@ -534,19 +529,17 @@ def test_every_metric_is_in_the_json(tmp_path, mode):
 @needs_checkout
 def test_inputs_are_chosen_by_number(tmp_path):
     path = tmp_path / "out.json"
-    words = f"--batch 3 --n-iters 2 --only {OURS} --metrics accuracy"
-    arguments = [*SMALL[:4], *QUICK, *words.split()]
-    choice = ["--input-id", "1", "--num-inputs", "2", "--output-json", path]
-    done = python("checkout", "-m", "tritonbench_ops", *arguments, *choice)
-    assert done.returncode == 0, done.stderr[-3000:]
+    words = (
+        f"--batch 3 --n-iters 2 --only {OURS} --metrics accuracy --input-id 1 --num-inputs 2 --output-json"
+    )
+    ran("checkout", *SMALL[:4], *QUICK, *words.split(), path)
     shapes = {key.split("x_")[1].split(" ")[0] for key in json.loads(path.read_text()) if "[x_3" in key}
     assert shapes == {"3x8x8", "3x16x16"}
 
 
 @needs_checkout
 def test_all_backends_of_the_package_run():
-    done = python("checkout", "-m", "tritonbench_ops", *SMALL[:-1], 1, *QUICK, "--mode", "fwd_bwd", "--csv")
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = ran("checkout", *SMALL[:-1], 1, *QUICK, "--mode", "fwd_bwd", "--csv")
     assert "torch_compile_max_autotune-accuracy" in done.stdout
     assert "helion_default" not in done.stdout
     assert "left out: " in done.stderr
@@ -589,9 +582,7 @@ def signatures(source: str) -> dict[str, list[str]]:
 @needs_checkout
 def test_the_stub_asks_for_nothing_that_tritonbench_lacks():
     module = "tritonbench/utils/triton_op.py"
-    ours, theirs = (
-        signatures((Path(tree) / module).read_text(encoding="utf-8")) for tree in (STUB, CHECKOUT)
-    )
+    ours, theirs = (signatures((Path(tree) / module).read_text("utf-8")) for tree in (STUB, CHECKOUT))
     for name in ("register_benchmark", "register_metric", "register_x_val"):
         assert set(ours[name]) <= set(theirs[name])
     code = "from tritonbench.utils.triton_op import Mode; print(sorted(m.value for m in Mode))"
