@@ -16,9 +16,14 @@ from forked import of_ci, printed
 
 pytest.importorskip("triton", minversion="3.9")
 
-from ci.equal import compare, ring, table
+from ci.equal import __main__ as command
+from ci.equal import compare, ring, rows, run, stored, table
 from ci.equal.compare import Row
+from helion_sinkhorn.configs import store
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.lab.workloads import WORKLOADS
+from helion_sinkhorn.runtime.kernel import Choice, default_choice
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = sorted((ROOT / "docs" / "equal").glob("*.json"))
@@ -33,10 +38,7 @@ COMPARED = [
         marks=pytest.mark.nightly("40 s; an MI350's are compared with what is committed of both always"),
     ),
     pytest.param(
-        "mi350",
-        "mi300x",
-        ("quantize_mx:scales", "hc_site_unused_pre:hc_boundary_last"),
-        2,
+        *("mi350", "mi300x", ("quantize_mx:scales", "hc_site_unused_pre:hc_boundary_last"), 2),
         marks=pytest.mark.nightly("20 s of compilers; hc_post runs always"),
     ),
 ]
@@ -47,8 +49,8 @@ COMPARED = [
 def test_an_architecture_is_equal_in_every_bit_to_what_is_committed_of_both(device, other, workloads, count):
     words = "--devices", device, "--used", "--workloads", *workloads
     said = printed("-m", "ci.equal", *words, **of_ci())
-    for stored in (device, other):
-        both = f"{device}, emulated and {stored}, emulated, committed: {count} of {count} results are equal"
+    for key in (device, other):
+        both = f"{device}, emulated and {key}, emulated, committed: {count} of {count} results are equal"
         assert both in said
     assert f"{device}, emulated: {count} results; all equal" in said
 
@@ -78,14 +80,11 @@ def test_one_digest_that_differs_is_named():
 
 
 def test_a_result_that_is_one_number_everywhere_is_no_evidence():
-    from ci.equal import rows
-    from ci.equal.run import ONE_NUMBER, Made, digest
-
-    varied = torch.tensor([[0.0, 1.0], [0.0, 0.0]])
-    assert len({digest(varied), digest(varied.mT.contiguous()), digest(torch.zeros(1)), ONE_NUMBER}) == 4
-    for constant in (torch.zeros(2, 2), torch.full((2, 2), torch.nan)):
-        assert digest(constant) == ONE_NUMBER
-    made = [Made("w", of, (), digest(t), ()) for of, t in (("u", torch.zeros(2)), ("v", torch.arange(2.0)))]
+    varied, zeros = torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.zeros(2, 2)
+    digests = [run.digest(t) for t in (varied, varied.mT.contiguous(), torch.zeros(1))]
+    assert len({*digests, run.ONE_NUMBER}) == 4
+    assert run.digest(zeros) == run.digest(torch.full((2, 2), torch.nan)) == run.ONE_NUMBER
+    made = [run.Made("w", of, (), run.digest(t), ()) for of, t in (("u", zeros), ("v", varied))]
     with (
         mock.patch.object(rows.run, "on_gpu", return_value=nullcontext("cpu")),
         mock.patch.object(rows, "device_of", return_value=None),
@@ -107,8 +106,6 @@ def test_a_result_that_is_one_number_everywhere_is_no_evidence():
     ],
 )
 def test_the_exit_status_is_the_verdict(digests, code, verdict, tmp_path, monkeypatch, capsys):
-    import ci.equal.__main__ as command
-
     made = [Row("stored n=4", "P", (), digest, 1) for digest in digests]
     words = ["ci.equal", "--devices", "mi350", "--stored", "hc_post_forward", "--out", str(tmp_path)]
     monkeypatch.setattr("sys.argv", words)
@@ -123,53 +120,39 @@ def test_other_results_stay_in_a_file(tmp_path):
     kept = [Row("v", "dX", ("lean",), "b", 1), Row("w", "dX", (), "d", 1)]
     compare.write(path, {"device": {"key": "h100"}}, [old, *kept])
     compare.write(path, {"device": {"key": "h100"}}, [new])
-    about, rows = compare.read(path)
-    assert about == {"device": {"key": "h100"}}
-    assert rows == [kept[0], new, kept[1]]
+    assert compare.read(path) == ({"device": {"key": "h100"}}, [kept[0], new, kept[1]])
 
 
 def test_a_result_that_no_kernel_made_is_refused():
-    from ci.equal.run import made
-
     # on the tensors of a CPU, where nothing is emulated, hc_boundary's public function takes its own path
     with (
         mock.patch("ci.equal.run.as_called", return_value={}),
         pytest.raises(ValueError, match="no kernel was launched for boundary post"),
     ):
-        next(made(WORKLOADS["hc_site_unused_pre"], frozenset({"boundary post"}), "cpu", used=True))
+        next(run.made(WORKLOADS["hc_site_unused_pre"], frozenset({"boundary post"}), "cpu", used=True))
 
 
 def test_a_config_does_not_see_what_another_wrote_over_and_all_that_it_wrote_is_compared():
-    from ci.equal import stored
-
     operands = [torch.arange(8.0), None, torch.zeros(8)]
     choice = SimpleNamespace(kernel="balance_columns")
 
-    def rows(factor, constant):
-        def run(call, choice, t, absent, result):
+    def digests(factor, constant):
+        def launched(call, choice, t, absent, result):
             t.mul_(factor)
             return result.fill_(constant)
 
-        return {
-            m.of: m.digest
-            for m in stored.of_choice(SimpleNamespace(run=run), None, None, choice, "", operands)
-        }
+        trial = SimpleNamespace(run=launched)
+        return {m.of: m.digest for m in stored.of_choice(trial, None, None, choice, "", operands)}
 
-    assert rows(2, 1.0) == rows(2, 1.0)
+    assert digests(2, 1.0) == digests(2, 1.0)
     # the returned tensor is one number, and what was written beside it shows the kernel
-    assert rows(2, 1.0).keys() == {"balance_columns operands"}
-    assert rows(2, 1.0) != rows(3, 1.0)
-    assert rows(2, 1.0) != rows(2, 4.0)
-    assert rows(1, 0.0) == {"balance_columns": "one number"}
+    assert digests(2, 1.0).keys() == {"balance_columns operands"}
+    assert digests(2, 1.0) != digests(3, 1.0)
+    assert digests(2, 1.0) != digests(2, 4.0)
+    assert digests(1, 0.0) == {"balance_columns": "one number"}
 
 
 def test_every_stored_config_and_the_default_are_run_in_the_calls_they_are_stored_for():
-    from ci.equal import stored
-    from helion_sinkhorn.configs import store
-    from helion_sinkhorn.configs.device import DEVICES
-    from helion_sinkhorn.lab.operators import KERNELS
-    from helion_sinkhorn.runtime.kernel import default_choice
-
     for key, name in (("h200", "hc_pre_forward"), ("mi350", "sinkhorn_forward")):
         device, kernel = DEVICES[key], KERNELS[name]
         found = stored.choices(name, device)
@@ -184,8 +167,6 @@ def test_every_stored_config_and_the_default_are_run_in_the_calls_they_are_store
 
 def test_configs_whose_parts_or_blocks_are_others_are_not_compared():
     """On an H200 17 results differed by these alone: parts of 4 or 8 rows, fn of all streams or of each."""
-    from ci.equal import stored
-    from helion_sinkhorn.runtime.kernel import Choice
 
     def choice(kernel, block, **variant):
         return Choice(kernel, (("block_sizes", (block,)),), tuple(variant.items()), "")
@@ -208,13 +189,13 @@ def test_configs_whose_parts_or_blocks_are_others_are_not_compared():
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda p: p.stem)
 def test_committed_results_are_equal_and_say_what_is_emulated(path):
     found = {p.stem: compare.read(p) for p in COMMITTED}
-    assert compare.differences({key: rows for key, (_, rows) in found.items()}) == []
-    about, rows = found[path.stem]
+    assert compare.differences({key: results for key, (_, results) in found.items()}) == []
+    about, results = found[path.stem]
     assert about["device"]["emulated"] is (path.stem in ("mi350", "mi300x"))
     assert about["versions"]["triton"].startswith("3.9")
     names = {text.partition(":")[0] for of in table.WORKLOADS.values() for text in of}
-    assert {r.workload for r in rows} <= names <= WORKLOADS.keys()
-    assert {c.split()[0] for r in rows for c in r.classes} <= {c.name for c in table.CLASSES}
+    assert {r.workload for r in results} <= names <= WORKLOADS.keys()
+    assert {c.split()[0] for r in results for c in r.classes} <= {c.name for c in table.CLASSES}
 
 
 def test_no_kernel_has_an_instruction_or_a_function_that_the_mode_does_not_see():

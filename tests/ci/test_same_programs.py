@@ -60,22 +60,17 @@ def test_code_is_compared_as_triton_reads_it(old, new, alike):
 
 
 @pytest.mark.parametrize(
-    "launch",
-    [
-        ("_kernel", (3,), (7, 32), {"num_warps": 1}),
-        ("_kernel", (2,), (8, 32), {"num_warps": 1}),
-        ("_kernel", (2,), (7, 32), {"num_warps": 2}),
-        ("_kernel", (2,), (7, 32), {"num_warps": 1, "num_stages": 1}),
-        ("_kernel", (2,), (7.0, 32), {"num_warps": 1}),
-    ],
+    ("grid", "size", "options"),
+    [(3, 7, {}), (2, 8, {}), (2, 7, {"num_warps": 2}), (2, 7, {"num_stages": 1}), (2, 7.0, {})],
 )
-def test_another_launch_is_a_difference(launch):
-    def said(of):
-        return {"code": "code", "launch": same_programs.launch_of(*of)}
+def test_another_launch_is_a_difference(grid, size, options):
+    def said(grid, size, options):
+        launch = same_programs.launch_of("_kernel", (grid,), (size, 32), {"num_warps": 1, **options})
+        return {"code": "code", "launch": launch}
 
-    usual = said(("_kernel", (2,), (7, 32), {"num_warps": 1}))
+    usual = said(2, 7, {})
     assert same_programs.difference(usual, usual) == ""
-    assert same_programs.difference(usual, said(launch)).startswith("launch: ")
+    assert same_programs.difference(usual, said(grid, size, options)).startswith("launch: ")
 
 
 def test_a_difference_shows_its_lines():
@@ -88,15 +83,16 @@ def entry(batch, run, warps=1, triton=None):
     return {**stored.entry(batch, config=config, triton=triton or store.triton_minor()), "run": run}
 
 
-def write(folder, kernel, fingerprints, entries):
-    """Write a file of runs with these fingerprints; the entries name their runs by number."""
+def write(kernel, fingerprints, entries, *folders):
+    """Write a file of runs with these fingerprints into each; the entries name their runs by number."""
     runs = [{"fingerprint": f, "utc": f"2026-01-0{k + 1}T00:00Z"} for k, f in enumerate(fingerprints)]
     names = [writer.run_id(run) for run in runs]
     entries = [{**e, "run": names[e["run"]]} for e in entries]
     data = {**stored.file_of(entries, kernel=kernel), "runs": dict(sorted(zip(names, runs, strict=True)))}
-    path = folder / "tuning_cache" / "h200" / f"{kernel}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(writer.text(data))
+    for folder in folders:
+        path = folder / "tuning_cache" / "h200" / f"{kernel}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(writer.text(data))
     return path
 
 
@@ -123,18 +119,17 @@ def command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(same_programs, "fingerprints", lambda tree: {KERNEL: OLD, OTHER: OLD})
     monkeypatch.setattr(same_programs, "fingerprint", lambda kernel: NEW)
     monkeypatch.setattr(same_programs, "generate", generate)
-    run.base, run.here, run.answers = base, here, answers
+    run.base, run.here, run.both, run.answers = base, here, (base, here), answers
     return run
 
 
 def test_nothing_is_generated_where_no_source_changed(command):
-    write(command.here, KERNEL, [NEW], [entry(64, 0)])
+    write(KERNEL, [NEW], [entry(64, 0)], command.here)
     assert command() == (0, "every entry is of this tree's source\n")
 
 
 def test_restamping_renames_runs(command):
-    for tree in (command.base, command.here):
-        path = write(tree, KERNEL, [OLD, OLD], [entry(64, 0), entry(128, 1), entry(256, 0)])
+    path = write(KERNEL, [OLD, OLD], [entry(64, 0), entry(128, 1), entry(256, 0)], *command.both)
     before = json.loads(path.read_text())
     status, said = command()
     assert status == 0
@@ -154,15 +149,15 @@ def test_restamping_renames_runs(command):
 
 
 def test_a_file_with_a_difference_is_left_alone(command):
-    for tree in (command.base, command.here):
-        paths = [write(tree, k, [OLD, OLD], [entry(64, 0), entry(128, 1)]) for k in (KERNEL, OTHER)]
-    before = [path.read_text() for path in paths]
+    entries = [entry(64, 0), entry(128, 1)]
+    path, other = (write(kernel, [OLD, OLD], entries, *command.both) for kernel in (KERNEL, OTHER))
+    before = path.read_text()
     command.answers["here"][KERNEL, 128] = {"code": "other", "launch": "launch"}
     status, said = command("--restamp")
     assert status == 1
-    assert paths[0].read_text() == before[0]
-    assert NEW in paths[1].read_text()
-    assert OLD not in paths[1].read_text()
+    assert path.read_text() == before
+    assert NEW in other.read_text()
+    assert OLD not in other.read_text()
     assert f"different: h200 {KERNEL} " in said
     assert "code: -code | +other" in said
     assert said.splitlines()[-2:] == [f"h200 {KERNEL}: left unchanged", f"h200 {OTHER}: restamped"]
@@ -171,10 +166,9 @@ def test_a_file_with_a_difference_is_left_alone(command):
 def test_what_was_not_compared_keeps_its_fingerprint(command):
     """Another config, an entry of one tree alone, one that neither generates, a source of neither tree."""
     stale = "2" * 16
-    write(command.base, KERNEL, [OLD, OLD, OLD, OLD, stale, OLD],
-          [entry(1, 0), entry(2, 1), entry(8, 3), entry(16, 4), entry(32, 5)])  # fmt: skip
-    path = write(command.here, KERNEL, [OLD, OLD, OLD, OLD, stale],
-                 [entry(1, 0), entry(2, 1, warps=2), entry(4, 2), entry(8, 3), entry(16, 4)])  # fmt: skip
+    runs, same = [OLD, OLD, OLD, OLD, stale, OLD], [entry(1, 0), entry(8, 3), entry(16, 4)]
+    write(KERNEL, runs, [*same, entry(2, 1), entry(32, 5)], command.base)
+    path = write(KERNEL, runs, [*same, entry(2, 1, warps=2), entry(4, 2)], command.here)
     before = json.loads(path.read_text())
     for tree in command.answers.values():
         tree[KERNEL, 8] = {"problem": "E: no"}
@@ -191,28 +185,25 @@ def test_what_was_not_compared_keeps_its_fingerprint(command):
 
 
 def test_a_run_with_one_entry_not_compared_keeps_its_fingerprint(command):
-    write(command.base, KERNEL, [OLD], [entry(1, 0)])
-    path = write(command.here, KERNEL, [OLD], [entry(1, 0), entry(2, 0)])
+    write(KERNEL, [OLD], [entry(1, 0)], command.base)
+    path = write(KERNEL, [OLD], [entry(1, 0), entry(2, 0)], command.here)
     before = path.read_text()
     status, said = command("--restamp")
     assert (status, path.read_text()) == (0, before)
     # where none was compared, nothing was found
-    path = write(command.here, KERNEL, [OLD], [entry(2, 0)])
+    write(KERNEL, [OLD], [entry(2, 0)], command.here)
     assert command()[0] == 2
     assert said.endswith(f"h200 {KERNEL}: left unchanged\n")
 
 
 def test_an_entry_is_of_the_triton_that_generates_it(command, tmp_path):
     """One of a version that is not at hand is counted, and keeps its fingerprint."""
-    for tree in (command.base, command.here):
-        path = write(tree, KERNEL, [OLD, OLD], [entry(1, 0), entry(1, 1, triton="2.1")])
+    path = write(KERNEL, [OLD, OLD], [entry(1, 0), entry(1, 1, triton="2.1")], *command.both)
     status, said = command("--restamp")
     assert status == 0
-    assert said.splitlines()[1].split() == ["h200", KERNEL, "2", "1", "0", "1"]
-    assert (
-        said.splitlines()[2]
-        == "not compared: 1 entries of Triton 2.1; --packages FOLDER-WITH-IT compares them"
-    )
+    _, counts, left, *_ = said.splitlines()
+    assert counts.split() == ["h200", KERNEL, "2", "1", "0", "1"]
+    assert left == "not compared: 1 entries of Triton 2.1; --packages FOLDER-WITH-IT compares them"
     runs = json.loads(path.read_text())["runs"].values()
     assert sorted(run["fingerprint"] for run in runs) == sorted([OLD, NEW])
     metadata = tmp_path / "there" / "triton-2.1.0.dist-info" / "METADATA"
@@ -229,8 +220,7 @@ def test_programs_of_two_tritons_are_not_of_one_process():
 
 
 def test_what_one_tree_alone_generates_is_different(command):
-    for tree in (command.base, command.here):
-        write(tree, KERNEL, [OLD], [entry(1, 0)])
+    write(KERNEL, [OLD], [entry(1, 0)], *command.both)
     command.answers["base"][KERNEL, 1] = {"problem": "E: no"}
     assert command()[0] == 1
 
@@ -255,18 +245,17 @@ def test_an_entry_is_generated_as_it_is_launched():
 
 def test_the_base_commit_is_checked_out_and_removed(tmp_path, monkeypatch):
     def git(*words):
-        mine = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
-        named = "-c", "user.name=a", "-c", "user.email=a@b"
-        done = subprocess.run(["git", *named, *words], cwd=tmp_path, check=True, env={**os.environ, **mine},
-                              stdout=subprocess.PIPE, text=True)  # fmt: skip
-        return done.stdout
+        mine = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+        command = "git", "-c", "user.name=a", "-c", "user.email=a@b", *words
+        return subprocess.check_output(command, cwd=tmp_path, env=mine, text=True)
 
     git("init", "--quiet")
-    (tmp_path / "ci").mkdir()
-    (tmp_path / "ci" / "old.py").write_text("committed")
+    source = tmp_path / "ci" / "old.py"
+    source.parent.mkdir()
+    source.write_text("committed")
     git("add", ".")
     git("commit", "--quiet", "-m", "one")
-    (tmp_path / "ci" / "old.py").write_text("changed")
+    source.write_text("changed")
     monkeypatch.setattr(same_programs, "ROOT", tmp_path)
     with same_programs.checked_out("HEAD") as tree:
         assert (tree / "ci" / "old.py").read_text() == "committed"

@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+import stored
 
 from helion_sinkhorn.__main__ import main
 from helion_sinkhorn.configs import lookup, store
@@ -67,18 +68,12 @@ def test_reciprocals_of_a_compiled_kernel_are_those_of_the_equations(compile_for
 @pytest.mark.parametrize("batch", [128, 1 << 20])
 @pytest.mark.parametrize("device", ["h200", "b200", "mi350"])
 @pytest.mark.parametrize(
-    "worse",
-    [
-        {"counts": {**COUNTS, "instructions": 5000}},
-        {"counts": {**COUNTS, "cross-lane": 900}},
-        {"counts": {**COUNTS, "exp": 900}},
-        {"counts": {**COUNTS, "barrier": 400}},
-    ],
-    ids=["instructions", "exchange", "special", "barriers"],
+    ("of", "count"), [("instructions", 5000), ("cross-lane", 900), ("exp", 900), ("barrier", 400)]
 )
-def test_more_work_never_scores_better(worse, device, batch):
-    good, bad = binary(device=device, block=64), binary(device=device, block=64, **worse)
-    if "barrier" in worse["counts"] and batch > 128:
+def test_more_work_never_scores_better(of, count, device, batch):
+    good = binary(device=device, block=64)
+    bad = binary(device=device, block=64, counts={**COUNTS, of: count})
+    if of == "barrier" and batch > 128:
         assert score(bad, batch) >= score(good, batch)
     else:
         assert score(bad, batch) > score(good, batch)
@@ -106,15 +101,11 @@ def test_the_pick_is_sound_and_clearly_better():
     assert own == reference
 
 
-def test_more_warps_for_a_matrix_are_not_chosen():
+def test_neither_more_warps_for_a_matrix_are_chosen_nor_less_than_a_quarter_less():
     alone = {"num_warps": 1, "thread": (0, 0)}
     assert chosen([100.0, 10.0, 60.0], [alone, {**alone, "num_warps": 4}, alone]) == 2
     assert chosen([100.0, 10.0, 60.0], [alone, {"num_warps": 4, "thread": (4, 4)}, alone]) == 1
     assert chosen([100.0, 10.0], [{**alone, "num_warps": 8}, {**alone, "num_warps": 4}]) == 1
-
-
-def test_the_default_stays_unless_the_score_promises_a_quarter_less():
-    alone = {"num_warps": 1}
     assert chosen([100.0, 76.0], [alone] * 2) == 0
     assert chosen([100.0, 74.0], [alone] * 2) == 1
 
@@ -188,11 +179,8 @@ def test_what_another_triton_measured_stays_unless_it_spills_here(tmp_path, evid
     (group,) = groups_of([WORKLOADS["deepseek_4x4_fp32_b131072"]], "sinkhorn_forward")
     options = Options("h200", tmp_path, commit="0" * 40, command="test")
     old = candidates(KERNELS["sinkhorn_forward"], group.call, DEVICES["h200"])[3]
-    numbers = {"us": 1.0, "default_us": 1.0, "err": 0.5}
-    entry = {
-        "key": {**dict(group.call.key), "batch": 131072, "triton": "2.1"}, "config": jsonable(old.config),
-        "variant": jsonable(old.variant), "evidence": evidence, **numbers,
-    }  # fmt: skip
+    of_old = dict(group.call.key), jsonable(old.config), jsonable(old.variant), evidence
+    entry = {**stored.entry(131072, *of_old, triton="2.1"), "default_us": 1.0, "err": 0.5}
     run = {**provenance("sinkhorn_forward", evidence, options), "triton": "2.1.0"}
     writer.merge(tmp_path, "sinkhorn_forward", device_block(DEVICES["h200"], "test"), run, [entry])
     (found,) = offline.tune_offline([group], options, compilation=Made(spilling), say=lambda line: None)
@@ -220,7 +208,7 @@ BATCHES = 128, 1024, 8192, 131072, 262144
 
 
 @pytest.mark.parametrize(
-    ("picked", "stored"),
+    ("picked", "written"),
     [
         ((), ()),
         ((128,), (128, 1024)),
@@ -232,7 +220,9 @@ BATCHES = 128, 1024, 8192, 131072, 262144
     ],
 )
 @pytest.mark.usefixtures("fresh_caches")
-def test_a_default_is_stored_only_where_calls_would_get_something_else(picked, stored, tmp_path, monkeypatch):
+def test_a_default_is_stored_only_where_calls_would_get_something_else(
+    picked, written, tmp_path, monkeypatch
+):
     """The config of the largest tuned batch is for all larger ones: a pick ends where a default is stored."""
     options = Options("mi350", tmp_path, commit="0" * 40, command="test", force=True)
     group = Group("sinkhorn_forward", CALL, BATCHES)
@@ -249,9 +239,9 @@ def test_a_default_is_stored_only_where_calls_would_get_something_else(picked, s
 
     found = rank(*picked)
     assert sorted(r.batch for r in found) == [*BATCHES]
-    assert sorted(r.batch for r in found if r.path) == [*stored]
+    assert sorted(r.batch for r in found if r.path) == [*written]
     store.read.cache_clear()
-    assert [e.batch for e in store.read(tmp_path, "mi350", group.kernel)] == [*stored]
+    assert [e.batch for e in store.read(tmp_path, "mi350", group.kernel)] == [*written]
     for batch in BATCHES:
         assert same(given(batch), other if batch in picked else default), batch
     # another score later: what is stored for a key makes way
@@ -286,6 +276,11 @@ def test_a_key_whose_default_does_not_compile_leaves_the_others(tmp_path):
     assert said[0].endswith("not compiled after 60 s; nothing is written for it")
 
 
+def record_times(path, binaries, us, batch):
+    times = [(b.job.choice, t) for b, t in zip(binaries, us, strict=True)]
+    calibration.record(path, "sinkhorn_forward", CALL, binaries, [(batch, times)])
+
+
 def test_calibration_keeps_times_beside_scores(tmp_path):
     slow = {**COUNTS, "instructions": 5000}
     binaries = [binary(32, counts=slow), binary(64), binary(128, counts=slow)]
@@ -293,8 +288,7 @@ def test_calibration_keeps_times_beside_scores(tmp_path):
     path = tmp_path / calibration.FILE
 
     def record(batch, *us):
-        times = [(b.job.choice, t) for b, t in zip(binaries, us, strict=True)]
-        calibration.record(path, "sinkhorn_forward", CALL, binaries, [(batch, times)])
+        record_times(path, binaries, us, batch)
         return next(q for q in calibration.qualities(path) if q.batch == batch)
 
     assert record(1 << 20, 12.0, 10.0, 13.0)[3:] == (1.0, 1.2)
@@ -311,8 +305,7 @@ def test_calibration_of_one_triton_does_not_take_the_place_of_another_s(tmp_path
 
     def record(triton: str, *us: float, batch: int = 1 << 20) -> None:
         monkeypatch.setattr(calibration.store, "triton_minor", lambda: triton)
-        times = [(b.job.choice, t) for b, t in zip(binaries, us, strict=True)]
-        calibration.record(path, "sinkhorn_forward", CALL, binaries, [(batch, times)])
+        record_times(path, binaries, us, batch)
 
     def kept() -> dict[tuple[str, str], list[float]]:
         lines = json.loads(path.read_text())
@@ -324,11 +317,10 @@ def test_calibration_of_one_triton_does_not_take_the_place_of_another_s(tmp_path
     assert {q.triton for q in calibration.qualities(path)} == {"3.6", "3.9"}
 
     # a line of before, which does not say: what is measured again leaves it
-    (line, _) = json.loads(path.read_text())
-    old = {k: v for k, v in line.items() if k != "triton"}
-    path.write_text(
-        json.dumps([{**old, "batches": {b: line["batches"]["1048576"] for b in ("1048576", "262144")}}])
-    )
+    old, _ = json.loads(path.read_text())
+    del old["triton"]
+    old["batches"]["262144"] = old["batches"]["1048576"]
+    path.write_text(json.dumps([old]))
     record("3.9", 7.0, 8.0, 9.0)
     assert kept() == {("", "262144"): [1.0, 2.0, 3.0], ("3.9", "1048576"): [7.0, 8.0, 9.0]}
     record("3.9", 7.0, 8.0, 9.0, batch=1 << 18)
