@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -15,8 +16,9 @@ from helion_sinkhorn import reference
 TINY = tasks.Job("sweep", "sweep", (peers.OURS,), batches=(8,), device="cpu", milliseconds=0.1)
 
 
-def measured(job: tasks.Job) -> list[dict]:
-    rows = job.rows()
+def measured(**options: object) -> list[dict]:
+    """The rows of TINY with other options."""
+    rows = replace(TINY, **options).rows()
     assert next(rows) is None
     return [row for row in rows if row is not None]
 
@@ -28,12 +30,10 @@ def measured(job: tasks.Job) -> list[dict]:
     "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.nightly("3 s; float32 runs always"))]
 )
 def test_sweep_times_every_pass_of_a_right_function(dtype):
-    rows = measured(replace(TINY, functions=(peers.FLOOR, peers.OURS, f"{peers.OURS} log"), dtype=dtype))
-    assert [(r["function"], r["pass"]) for r in rows] == [
-        (name, which)
-        for name in (peers.FLOOR, peers.OURS, f"{peers.OURS} log")
-        for which in ("forward", "backward", "both")
-    ]
+    names = peers.FLOOR, peers.OURS, f"{peers.OURS} log"
+    rows = measured(functions=names, dtype=dtype)
+    timed = [(r["function"], r["pass"]) for r in rows]
+    assert timed == [*itertools.product(names, ("forward", "backward", "both"))]
     assert all(0 < r["us_20"] <= r["us"] <= r["us_80"] for r in rows)
 
 
@@ -49,7 +49,7 @@ def test_every_pass_is_timed_in_a_graph_too_where_there_are_any(monkeypatch):
     monkeypatch.setattr(tasks.timing, "graph", graph)
     tupled = peers.Function(lambda *given: {"forward": lambda: (reference.sinkhorn(given[0]),)}, form="")
     monkeypatch.setitem(peers.FUNCTIONS, "peer", tupled)
-    rows = measured(replace(TINY, functions=(peers.OURS, "peer")))
+    rows = measured(functions=(peers.OURS, "peer"))
     timed = [(r["function"], r["timer"], r["pass"]) for r in rows if "us" in r]
     passes = [(peers.OURS, which) for which in peers.TIMED]
     assert timed == [
@@ -77,7 +77,7 @@ def biased_gradient(x, n_iters):
 )
 def test_a_function_that_computes_something_else_is_left_out(monkeypatch, row, timed):
     monkeypatch.setitem(peers.FUNCTIONS, "peer", row)
-    rows = measured(replace(TINY, functions=("peer",)))
+    rows = measured(functions=("peer",))
     assert [r["pass"] for r in rows if "us" in r] == timed
     refused = [r for r in rows if r["section"] == "left out"]
     assert bool(refused) == (len(timed) < 3)
@@ -112,22 +112,20 @@ def test_memory_is_counted_on_a_gpu_alone():
 
 
 def test_peers_without_a_gpu_are_reported_not_hidden():
-    job = replace(TINY, functions=("fla, Triton",))
     with pytest.raises((ImportError, ValueError)):
-        measured(job)
+        measured(functions=("fla, Triton",))
 
 
 def test_host_layers_and_lanes_are_measured():
-    layers = {r["function"]: r["us"] for r in measured(replace(TINY, task="host"))}
+    layers = {r["function"]: r["us"] for r in measured(task="host")}
     assert layers["sinkhorn, no gradient"] > layers["x * 2"] > 0
-    rows = measured(replace(TINY, task="lanes", batches=(32, 128), milliseconds=0.2))
+    rows = measured(task="lanes", batches=(32, 128), milliseconds=0.2)
     assert [(r["batch"], r["n"]) for r in rows[::2]] == [(32, 4), (32, 8), (128, 4), (128, 8)]
 
 
 def test_the_plan_of_a_run():
-    full, quick = (
-        plan.waves(bench.make_parser().parse_args(["sinkhorn", *words])) for words in ([], ["--quick"])
-    )
+    parse = bench.make_parser().parse_args
+    full, quick = (plan.waves(parse(["sinkhorn", *words])) for words in ([], ["--quick"]))
     sweeps = [job for wave in full for job in wave if job.task == "sweep"]
     assert all(3 * 4 * j.n**2 * b <= plan.LARGEST_BYTES for j in sweeps for b in j.batches)
     assert {j.n for j in sweeps} >= {4, 8, 16, 32, 64, 128}
@@ -173,18 +171,19 @@ def sample_rows() -> list[dict[str, object]]:
     device = {"device": "a GPU", "sm_mhz": 1980, "torch_version": "2.11", "config": "block 32"}
     errors = {"error": 1e-7, "gradient_error": 2e-7}
     for name, us in ((peers.FLOOR, 10.0), (peers.OURS, 15.0), ("eager", 300.0)):
-        for batch in (1 << 12, 1 << 20):
-            for which in ("forward", "backward", "both"):
-                for timer in ("eager", "graph"):
-                    rows.append({"section": "sweep", "function": name, "n": 4, "batch": batch, "pass": which,
-                                 "dtype": "float32", "timer": timer, "us": us, "us_20": us - 1,
-                                 "us_80": us + 1, **errors, **device})  # fmt: skip
-    for layer, us in (("x * 2", 5.0), ("sinkhorn, no gradient", 20.0)):
-        rows.append({"section": "host", "function": layer, "n": 4, "batch": 128, "us": us, "us_20": us,
-                     "us_80": us, **device})  # fmt: skip
-    for name, us, size in (("eager", 2000.0, 4096.0), ("helion_sinkhorn.nn.FusedMHC", 200.0, 1024.0)):
-        rows.append({"section": "lanes", "function": name, "batch": 32, "n": 4, "us": us, "us_20": us,
-                     "us_80": us, "bytes": size})  # fmt: skip
+        each = itertools.product((1 << 12, 1 << 20), ("forward", "backward", "both"), ("eager", "graph"))
+        for batch, which, timer in each:
+            rows.append({"section": "sweep", "function": name, "n": 4, "batch": batch, "pass": which,
+                         "dtype": "float32", "timer": timer, "us": us, "us_20": us - 1, "us_80": us + 1,
+                         **errors, **device})  # fmt: skip
+    for section, name, us, more in (
+        ("host", "x * 2", 5.0, {"batch": 128, **device}),
+        ("host", "sinkhorn, no gradient", 20.0, {"batch": 128, **device}),
+        ("lanes", "eager", 2000.0, {"batch": 32, "bytes": 4096.0}),
+        ("lanes", "helion_sinkhorn.nn.FusedMHC", 200.0, {"batch": 32, "bytes": 1024.0}),
+    ):
+        times = {"us": us, "us_20": us, "us_80": us}
+        rows.append({"section": section, "function": name, "n": 4, **times, **more})
     for name, size in ((peers.OURS, 64.0), ("eager", 3184.0)):
         rows.append({"section": "memory", "function": name, "quantity": "kept", "bytes": size})
     rows.append({"section": "left out", "function": "slow peer", "n": 8, "note": "not ready after 60 s"})
@@ -258,11 +257,8 @@ def test_a_peer_s_bar_says_how_many_times_as_long_it_takes(monkeypatch, tmp_path
 
 def test_a_gradient_that_is_not_timed_says_how_far_it_is_off(monkeypatch, tmp_path):
     first = sample_rows()
-    rows = first + [
-        {**r, "function": "fla, Triton", "gradient_error": 0.0123}
-        for r in first
-        if r.get("function") == "eager" and r.get("pass") == "forward"
-    ]
+    of_eager = [r for r in first if r.get("function") == "eager" and r.get("pass") == "forward"]
+    rows = first + [{**r, "function": "fla, Triton", "gradient_error": 0.0123} for r in of_eager]
     figure = pictured(monkeypatch, tmp_path, rows)["speedup"]
     assert "gradient off by 1e-02" in [t.get_text().strip() for t in figure.axes[0].texts]
 

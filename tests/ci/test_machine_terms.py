@@ -73,34 +73,25 @@ def job(dtype: str = "float32", kernel: str = "sinkhorn_forward") -> Job:
 
 
 def nvidia(ptx: str = PTX, sass: str = SASS, usage: str = USAGE, **changes: object) -> Binary:
-    fields = {"modes": {"enable_fp_fusion": 1}, **nvidia_facts(ptx, sass, usage)}
-    fields = {"job": job(), "threads": 32, "occupancy": 32, "shared": 512, **fields, **changes}
-    return Binary("h200", **fields)
+    fields = {"job": job(), "threads": 32, "occupancy": 32, "shared": 512, "modes": {"enable_fp_fusion": 1}}
+    return Binary("h200", **{**fields, **nvidia_facts(ptx, sass, usage), **changes})
 
 
 def amd(text: str = GCN, **changes: object) -> Binary:
     facts = amd_facts(text)
-    modes = {"enable_fp_fusion": 1, **facts.pop("modes")}
-    return Binary(
-        "mi350", **{"job": job(), "threads": 64, "occupancy": 32, "modes": modes, **facts, **changes}
-    )
+    facts["modes"] = {"enable_fp_fusion": 1, **facts["modes"]}
+    return Binary("mi350", **{"job": job(), "threads": 64, "occupancy": 32, **facts, **changes})
 
 
 @pytest.mark.parametrize(
     ("between", "count"),
-    [
-        ("", 1),
-        ("s_nop 10\n", 1),
-        ("s_nop 15\ns_nop 2\n", 0),
-        ("v_mov_b32_e32 v3, v40\n", 0),
-        ("v_mov_b32_e32 v4, v40\n", 1),
-    ],
-)
+    [("", 1), ("\ts_nop 10\n", 1), ("\ts_nop 15\n\ts_nop 2\n", 0), ("\tv_mov_b32_e32 v3, v40\n", 0),
+     ("\tv_mov_b32_e32 v4, v40\n", 1)],
+)  # fmt: skip
 @pytest.mark.parametrize("instruction", ["v_fma_f32 v18, v19, v20, v3", "v_fma_f32 v3, v19, v20, v21"])
 def test_assembly_that_takes_a_matrix_too_early_is_counted(instruction, between, count):
     """With too few wait states between, if what it reads or overwrites is still the matrix instruction's."""
     matrix = "\tv_mfma_f32_32x32x16_bf16 v[2:17], v[18:21], v[22:25], v[2:17]\n"
-    between = "".join(f"\t{line}\n" for line in between.splitlines())
     assembly = f"\t;;#ASMSTART\n\t{instruction}\n\t;;#ASMEND\n"
     assert assembly_behind_matrix(matrix + between + assembly) == count
     # LLVM sees what is no inline assembly
@@ -111,14 +102,12 @@ def test_good_code_breaks_no_rule():
     narrow = job("bfloat16")
     for binary in (nvidia(), nvidia(NARROW_PTX, job=narrow), amd(), amd(NARROW_GCN, job=narrow)):
         assert machine_rules.broken(binary) == []
-    gfx942 = NARROW_GCN.replace(
-        "v_cvt_pk_bf16_f32 v0, v0, v1", "s_movk_i32 s1, 0x7fff\n	v_add3_u32 v0, v0, v1, s1"
-    )
-    assert machine_rules.broken(amd(gfx942, job=narrow)) == []
-    sm_100 = NARROW_PTX.replace("max.f32", "sub.rn.f32.bf16")
-    assert machine_rules.broken(nvidia(sm_100, job=narrow)) == []
-    restart = PTX.replace("max.f32", "cvt.rn.f32.s32 %r1, %r2;\n	fma.rn.ftz.f32")
-    assert machine_rules.broken(nvidia(restart)) == []
+    rounding = "s_movk_i32 s1, 0x7fff\n	v_add3_u32 v0, v0, v1, s1"
+    gfx942 = amd(NARROW_GCN.replace("v_cvt_pk_bf16_f32 v0, v0, v1", rounding), job=narrow)
+    sm_100 = nvidia(NARROW_PTX.replace("max.f32", "sub.rn.f32.bf16"), job=narrow)
+    restart = nvidia(PTX.replace("max.f32", "cvt.rn.f32.s32 %r1, %r2;\n	fma.rn.ftz.f32"))
+    for binary in (gfx942, sm_100, restart):
+        assert machine_rules.broken(binary) == []
 
 
 PLANTED = {
@@ -227,11 +216,12 @@ MULTIPLE = "	s_movk_i32 s0, {}\n	v_mul_lo_u32 v4, v4, s0\n"
 def doubtful(made: str) -> int:
     """Stores whose offset v4 may be negative, where this makes v4."""
     store = "	buffer_store_dwordx4 v[0:3], v4, s[0:3], 0 offen"
-    listing = GCN.replace(store, f"{made}{store} offset:448")
-    asked = '	.section	.rodata,"a",@progbits\n'
-    return amd(listing.replace(asked, f"{asked}	.amdhsa_user_sgpr_count 16\n")).counts.get(
-        "negative offset", 0
+    listing, asked = (
+        GCN.replace(store, f"{made}{store} offset:448"),
+        '	.section	.rodata,"a",@progbits\n',
     )
+    binary = amd(listing.replace(asked, f"{asked}	.amdhsa_user_sgpr_count 16\n"))
+    return binary.counts.get("negative offset", 0)
 
 
 def test_a_remainder_of_the_number_of_a_workgroup_is_not_negative():
@@ -246,12 +236,8 @@ def test_any_other_division_may_leave_a_negative_remainder():
     lines = REMAINDER.strip("\n").splitlines()
     for left_out in range(len(lines) - 1):
         assert doubtful("\n".join(lines[:left_out] + lines[left_out + 1 :]) + "\n") == 1, lines[left_out]
-    for old, new in (
-        (", 1, v1", ", 2, v1"),
-        ("v8, s6", "v8, s7"),
-        ("s16, v1", "s6, v1"),
-        ("v3, vcc", "v1, vcc"),
-    ):
+    changes = (", 1, v1", ", 2, v1"), ("v8, s6", "v8, s7"), ("s16, v1", "s6, v1"), ("v3, vcc", "v1, vcc")
+    for old, new in changes:
         assert doubtful(REMAINDER.replace(old, new)) == 1, old
 
 
@@ -379,20 +365,20 @@ def changed(found: machine_terms.Terms, recorded: machine_terms.Terms) -> list[s
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "words"),
+    ("after", "words"),
     [
-        (nvidia(), nvidia(PTX.replace("mul.f32", "mul.ftz.f32")), ["mul.ftz.f32: h200", "mul.ftz.f32 1"]),
-        (nvidia(), nvidia(sass=SASS.replace("LDG.E.128", "LDG.E")), ["load 1x32"]),
-        (nvidia(), nvidia(registers=49), ["registers ~49"]),
-        (nvidia(), nvidia(shared=0), ["-    h200", "shared 512"]),
-        (nvidia(), nvidia(spills=2, spill_bytes=8), ["spills 2 (8 bytes)"]),
-        (nvidia(), nvidia(modes={"enable_fp_fusion": 0}), ["enable_fp_fusion=0", "enable_fp_fusion=1"]),
-        (nvidia(), nvidia(job=job("float16")), ["rows float32", "rows float16"]),
-        (nvidia(), Binary("h200", job(), ("no\nway",)), ["not compiled: no way"]),
+        (nvidia(PTX.replace("mul.f32", "mul.ftz.f32")), ["mul.ftz.f32: h200", "mul.ftz.f32 1"]),
+        (nvidia(sass=SASS.replace("LDG.E.128", "LDG.E")), ["load 1x32"]),
+        (nvidia(registers=49), ["registers ~49"]),
+        (nvidia(shared=0), ["-    h200", "shared 512"]),
+        (nvidia(spills=2, spill_bytes=8), ["spills 2 (8 bytes)"]),
+        (nvidia(modes={"enable_fp_fusion": 0}), ["enable_fp_fusion=0", "enable_fp_fusion=1"]),
+        (nvidia(job=job("float16")), ["rows float32", "rows float16"]),
+        (Binary("h200", job(), ("no\nway",)), ["not compiled: no way"]),
     ],
 )
-def test_other_code_shows_as_a_difference(before, after, words):
-    recorded = terms(before)
+def test_other_code_shows_as_a_difference(after, words):
+    recorded = terms(nvidia())
     lines = "\n".join(changed(terms(after, before=recorded), recorded))
     assert all(word in lines for word in words), lines
 
@@ -405,8 +391,7 @@ def test_other_versions_show_as_a_difference():
 @given(st.integers(1, 4096), st.integers(-500, 500), st.integers(1, 255), st.integers(-20, 20))
 def test_about_the_same_shows_nothing_and_what_is_not_does(count, more, registers, more_registers):
     def binary(registers: int, count: int) -> Binary:
-        counts = {"instructions": 50, "cross-lane": count}
-        return nvidia(registers=registers, counts=counts)
+        return nvidia(registers=registers, counts={"instructions": 50, "cross-lane": count})
 
     recorded = terms(binary(registers, count))
     after = max(count + more, 1)

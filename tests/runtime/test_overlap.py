@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
-import types
+from unittest import mock
 
 import pytest
 import torch
@@ -82,12 +81,12 @@ def test_products_beside_optional_results_do_not_fuse(name):
     """A compiler fuses either product of a sum of two, depending on what else the program computes: bits are
     compared on GPUs by contract/test_wanted.py.
     """
-    options = []
-    code = adapted(CODE, KERNELS[name], torch.device("cuda", 0))
-    function = types.SimpleNamespace(run=lambda *given, **own: options.append(own))
-    launcher = functools.partial(dispatch.launch, function)
-    load(code, "body")(None, None, _launcher=lambda _, grid, *given, **own: launcher(grid, *given, **own))
-    assert options == [{"grid": (1,), "warmup": False, "num_warps": 4, "enable_fp_fusion": False}]
+    function = mock.Mock()
+    body = load(adapted(CODE, KERNELS[name], torch.device("cuda", 0)), "body")
+    body(None, None, _launcher=lambda _, *given, **own: dispatch.launch(function, *given, **own))
+    function.run.assert_called_once_with(
+        None, None, grid=(1,), warmup=False, num_warps=4, enable_fp_fusion=False
+    )
 
 
 ACCESSES = r"griddepcontrol\.\w+|(?:ld|st)\.global|cp\.async|\b(?:atom|red)\."
@@ -140,19 +139,13 @@ print(json.dumps(found))
 
 @pytest.mark.parametrize(
     ("device", "expected"),
-    [
-        ("h200", [[FIRST], 1, True]),
-        ("b200", [[FIRST], 1, True]),
-        ("mi350", [[], 0, False]),
-    ],
+    [("h200", [[FIRST], 1, True]), ("b200", [[FIRST], 1, True]), ("mi350", [[], 0, False])],
 )
 @pytest.mark.nightly("half a minute each; a small kernel is compiled above always")
 def test_nor_in_a_kernel_of_the_package(device, expected):
-    environment = {**os.environ, "HELION_SINKHORN_DEVICE": device}
-    lines = printed(
-        "-c", COMPILED, device, ACCESSES, *SEAMS, *PARTS, *LARGE, env=environment, loaded=True
-    ).splitlines()
-    assert json.loads(lines[-1]) == [expected] * len(SEAMS + PARTS + LARGE)
+    names, environment = SEAMS + PARTS + LARGE, {**os.environ, "HELION_SINKHORN_DEVICE": device}
+    said = printed("-c", COMPILED, device, ACCESSES, *names, env=environment, loaded=True)
+    assert json.loads(said.splitlines()[-1]) == [expected] * len(names)
 
 
 def chain(given, norm, parts):
@@ -171,12 +164,7 @@ def chain(given, norm, parts):
 def seams(tokens, parts=False):
     given, _ = boundary_inputs(tokens, n=4, c=4096, dtype=torch.bfloat16)
     given, norm = [t.cuda() for t in given[:8]], torch.ones(4096, device="cuda")
-
-    def run():
-        with torch.no_grad():
-            return chain(given, norm, parts)
-
-    return run
+    return lambda: torch.no_grad()(chain)(given, norm, parts)
 
 
 def large(**form):
@@ -194,13 +182,12 @@ def large(**form):
 @pytest.mark.parametrize(
     ("make", "of"),
     [
-        (seams, {"tokens": 1}),
-        (seams, {"tokens": 128}),
-        (seams, {"tokens": 128, "parts": True}),
-        (large, {"form": "log"}),
-        (large, {"eps": 1e-6}),
+        pytest.param(seams, {"tokens": 1}, id="seams of a token"),
+        pytest.param(seams, {"tokens": 128}, id="seams of 128"),
+        pytest.param(seams, {"tokens": 128, "parts": True}, id="in parts"),
+        pytest.param(large, {"form": "log"}, id="large, log form"),
+        pytest.param(large, {"eps": 1e-6}, id="large, deepseek form"),
     ],
-    ids=["seams of a token", "seams of 128", "in parts", "large, log form", "large, deepseek form"],
 )
 def test_overlapping_launches_have_the_bits_of_others(make, of, monkeypatch):
     """A program that did not wait would read what the launch before it has not written yet."""

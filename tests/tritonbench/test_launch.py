@@ -109,14 +109,11 @@ def test_counting_inputs_draws_none():
 
 
 @pytest.mark.parametrize("name", flags.NAMES)
-def test_a_cpu_gets_sizes_that_it_finishes(name):
+def test_a_cpu_gets_sizes_that_it_finishes_and_none_for_operators_of_tritonbench(name):
     words = launch.sizes_on_a_cpu([name], ["--op", name, "--mode", "bwd"])
     own = flags.parser(name)
     assert own.parse_args(words) != own.parse_args([])
     assert launch.sizes_on_a_cpu([name], [f"{words[0]}=3"]) == ()
-
-
-def test_operators_of_tritonbench_get_none():
     assert launch.sizes_on_a_cpu(["softmax"], []) == launch.sizes_on_a_cpu([], []) == ()
 
 

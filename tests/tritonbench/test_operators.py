@@ -118,8 +118,8 @@ def test_every_entry_is_tested(name, dtype, monkeypatch):
     (case,) = parts.cases(parts.parse(SHAPES[name].split()), dtype)
     *given, grad = parts.inputs(case, "cpu")
     run, of_call = (pre_eager, given) if name == "hc_pre" else (post_eager, (Update(*given), "io"))
-    found = [run.forward(*of_call), *run.backward(grad, *of_call)]
-    found = [t for t in found if t is not None]
+    results = run.forward(*of_call), *run.backward(grad, *of_call)
+    found = [t for t in results if t is not None]
     assert parts.share_of_budget(case, (*given, grad), found[0], found[1:]) <= 1
     for which in range(len(found)):
         wrong = [t.clone() for t in found]
@@ -164,6 +164,5 @@ SITE = "--tokens 5 --hidden 8"
 def test_bytes_moved_once(name, flags, forward, backward):
     parts = parts_of(name)
     (case, *_) = parts.cases(parts.parse(flags.split()), torch.bfloat16)
-    found = {mode: parts.bytes_moved(case, mode) for mode in ("fwd", "fwd_no_grad", "bwd", "fwd_bwd")}
-    both = forward + backward
-    assert found == {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": both}
+    expected = {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": forward + backward}
+    assert {mode: parts.bytes_moved(case, mode) for mode in expected} == expected

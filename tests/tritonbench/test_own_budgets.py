@@ -16,7 +16,6 @@ LARGE = {torch.float32: 2.0**14, torch.bfloat16: 2.0**14, torch.float16: 2.0**5}
 """What the first row is larger by; powers of two, for the same digits, and none whose products overflow."""
 ROW = 74
 """One of 150 that no sample of 64 of them has."""
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass
@@ -41,12 +40,8 @@ def called(function, leaves, upstream, share, row: int = ROW) -> Call:
     there = [t for t in wide if t is not None]
     found = torch.autograd.grad(several, there, [t.float() for t in upstream])
     given = [t for t in leaves if t is not None]
-    return Call(
-        [t.detach().to(of.dtype) for t, of in zip(several, upstream, strict=True)],
-        [t.to(of.dtype) for t, of in zip(found, given, strict=True)],
-        share,
-        row,
-    )
+    results = [t.detach().to(of.dtype) for t, of in zip(several, upstream, strict=True)]
+    return Call(results, [t.to(of.dtype) for t, of in zip(found, given, strict=True)], share, row)
 
 
 def kept(function):
@@ -73,8 +68,7 @@ def of_tokens(name: str, flags: str, one: bool = False, with_options: bool = Tru
     """An operator on tokens; `one`: its result is one tensor."""
 
     def call(dtype: torch.dtype, device: str = "cpu") -> Call:
-        parts = importlib.import_module(f"tritonbench_ops.{name}.cases")
-        (case, *_) = parts.cases(parts.parse(["--tokens", "150", *flags.split()]), dtype)
+        parts, case = parts_and_case(name, f"--tokens 150 {flags}", dtype)
         given = parts.inputs(case, device)
         leaves = parts.LEAVES
         # mixes are of normed rows
@@ -90,10 +84,14 @@ def of_tokens(name: str, flags: str, one: bool = False, with_options: bool = Tru
     return call
 
 
+def parts_and_case(name: str, flags: str, dtype: torch.dtype):
+    """The module of an operator's cases, and the first case of these flags."""
+    parts = importlib.import_module(f"tritonbench_ops.{name}.cases")
+    return parts, parts.cases(parts.parse(flags.split()), dtype)[0]
+
+
 def dot_compress(dtype: torch.dtype, device: str = "cpu") -> Call:
-    parts = importlib.import_module("tritonbench_ops.dot_compress.cases")
-    flags = "--batch 5 --m 40 --d 16 --k 6 --with-z"
-    (case,) = parts.cases(parts.parse(flags.split()), dtype)
+    parts, case = parts_and_case("dot_compress", "--batch 5 --m 40 --d 16 --k 6 --with-z", dtype)
     x, y, z, grad = case.make_inputs(device=device)
     x[0] *= 16
 
@@ -104,9 +102,8 @@ def dot_compress(dtype: torch.dtype, device: str = "cpu") -> Call:
 
 
 def recurrent_linear_attention(dtype: torch.dtype, device: str = "cpu") -> Call:
-    parts = importlib.import_module("tritonbench_ops.recurrent_linear_attention.cases")
     flags = "--batch 3 --steps 6 --heads 3 --dk 4 --dv 5 --gates gk"
-    (case,) = parts.cases(parts.parse(flags.split()), dtype)
+    parts, case = parts_and_case("recurrent_linear_attention", flags, dtype)
     tensors, do, _ = case.make_inputs(device=device)
     enlarged([tensors["v"], do], 3, dtype)
     inputs = tuple(tensors.get(name) for name in parts.NAMES)
@@ -154,22 +151,14 @@ def element(t: torch.Tensor, row: int) -> None:
 
 def entry(t: torch.Tensor, row: int) -> None:
     """Its largest entry 10 % too large."""
-    at = t[row].flatten().abs().argmax()
     one = t[row].flatten()
-    one[at] *= 1.1
+    one[one.abs().argmax()] *= 1.1
     t[row] = one.view_as(t[row])
 
 
 def column(t: torch.Tensor, row: int) -> None:
     """Its last column comes from the previous row."""
     t[row, ..., -1] = t[row - 1, ..., -1]
-
-
-def evaluated_once(name: str, monkeypatch) -> None:
-    if name != "sinkhorn":
-        parts = importlib.import_module(f"tritonbench_ops.{name}.cases")
-        for function in {"exact", "error_budget", "evaluated", "squares_of_terms"} & set(vars(parts)):
-            monkeypatch.setattr(parts, function, kept(getattr(parts, function)))
 
 
 def passing(call: Call) -> list[str]:
@@ -185,22 +174,18 @@ def passing(call: Call) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "device"),
+    [*((dtype, "cpu") for dtype in LARGE), pytest.param(torch.float32, "cuda", marks=pytest.mark.gpu)],
+)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_a_wrong_row_is_beyond_its_own_budget(name, dtype, monkeypatch):
-    evaluated_once(name, monkeypatch)
-    call = OPERATORS[name](dtype)
-    assert call.share(call.out, None) <= 1
-    assert call.share(None, call.gradients) <= 1
-    assert not passing(call)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", OPERATORS)
-def test_the_same_on_a_gpu(name, monkeypatch):
+def test_a_wrong_row_is_beyond_its_own_budget(name, dtype, device, monkeypatch):
     """Budgets are computed where the results are."""
-    evaluated_once(name, monkeypatch)
-    call = OPERATORS[name](torch.float32, "cuda")
+    if name != "sinkhorn":
+        parts = importlib.import_module(f"tritonbench_ops.{name}.cases")
+        for function in {"exact", "error_budget", "evaluated", "squares_of_terms"} & set(vars(parts)):
+            monkeypatch.setattr(parts, function, kept(getattr(parts, function)))
+    call = OPERATORS[name](dtype, device)
     assert call.share(call.out, None) <= 1
     assert call.share(None, call.gradients) <= 1
     assert not passing(call)

@@ -33,13 +33,9 @@ print(json.dumps({{
 
 
 def run(tmp_path, *words, change="", package=True, said=""):
-    tree = tmp_path / "tree"
-    if not tree.exists():
-        shutil.copytree(ROOT / "tests" / "tritonbench" / "stub", tree)
-        shutil.copytree(
-            ROOT / "tritonbench_ops" / "upstream" / "sinkhorn",
-            tree / "tritonbench" / "operators" / "sinkhorn",
-        )
+    tree, own = tmp_path / "tree", ROOT / "tritonbench_ops" / "upstream" / "sinkhorn"
+    shutil.copytree(ROOT / "tests" / "tritonbench" / "stub", tree)
+    shutil.copytree(own, tree / "tritonbench" / "operators" / "sinkhorn")
     words = ["--op", "sinkhorn", "--device", "cpu", "--num-inputs", "1", *words]
     if not package:
         change = "assert module.helion_sinkhorn is None"
@@ -52,8 +48,8 @@ def run(tmp_path, *words, change="", package=True, said=""):
 
 @pytest.mark.parametrize(("mode", "form"), [("fwd", "deepseek"), ("fwd_bwd", "log")])
 def test_it_runs_by_itself_and_is_accurate(tmp_path, mode, form):
-    found = run(tmp_path, "--mode", mode, "--form", form, "--metrics", "latency,accuracy,gbps,flops",
-                "--only", "eager,helion")  # fmt: skip
+    words = f"--mode {mode} --form {form} --metrics latency,accuracy,gbps,flops --only eager,helion"
+    found = run(tmp_path, *words.split())
     ((x, row),) = found["rows"]
     assert x == [1024, 4, 4, 20]
     assert found["ours"] == []

@@ -7,6 +7,7 @@ import functools
 import json
 import threading
 import time
+from unittest import mock
 
 import pytest
 
@@ -35,10 +36,9 @@ class Compiled:
 
     def binaries(self, group):
         choices = self.choices or candidates(KERNELS[group.kernel], group.call, self.device)
-        return [
-            Binary(self.device.key, Job(group.call, c), ("spills 1",) if stages(c) > 9 else ())
-            for c in choices
-        ]
+        spills = [("spills 1",) if stages(choice) > 9 else () for choice in choices]
+        jobs = [Job(group.call, choice) for choice in choices]
+        return [Binary(self.device.key, *row) for row in zip(jobs, spills, strict=True)]
 
     def as_ready(self, group, end):
         return self.binaries(group)
@@ -125,16 +125,11 @@ def test_without_full_effort_nothing_is_searched(run):
 
 def test_a_search_ends_with_its_seconds():
     group = Group("sinkhorn_forward", CALL, (128,))
-    asked = []
-
-    def around(group, choice):
-        asked.append(choice)
-        return [(*choice.config, (STAGES, len(asked)))]
-
     start = default_choice(KERNEL, CALL, DEVICES["h200"])
     result = tune.Result(group, 128, start, 100.0, 100.0, 0.0, 0.5, times=[(start, 100.0)])
+    around = mock.Mock(return_value=[(*start.config, (STAGES, 1))])
     assert search.beyond(result, around, lambda choices: [(c, 1.0) for c in choices], end=0.0) == []
-    assert asked == []
+    around.assert_not_called()
 
 
 def test_configs_compiled_in_time_are_timed_though_others_are_not(monkeypatch, tmp_path):

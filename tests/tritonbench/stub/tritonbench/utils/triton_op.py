@@ -74,11 +74,10 @@ def register_benchmark(
     def decorator(function):
         name = operator_name or name_of(function.__module__)
         REGISTERED_BENCHMARKS[name][func_name or function.__name__] = SimpleNamespace(enabled=enabled)
-        if baseline:
-            if YEAR == 2025:
-                BASELINE_BENCHMARKS[name] = func_name or function.__name__
-            else:
-                BASELINE_BENCHMARKS[name].append(func_name or function.__name__)
+        if baseline and YEAR == 2025:
+            BASELINE_BENCHMARKS[name] = func_name or function.__name__
+        elif baseline:
+            BASELINE_BENCHMARKS[name].append(func_name or function.__name__)
         return function
 
     return decorator
@@ -161,15 +160,9 @@ class BenchmarkOperator(metaclass=PostInit):
             fn = self.get_bwd_fn(forward)
         elif self.mode is Mode.FWD_BWD:
             backward = self.get_bwd_fn(forward)
-
-            def fn():
-                return forward(), backward()
+            fn = lambda: (forward(), backward())  # noqa: E731
         else:
-
-            def fn():
-                with torch.no_grad():
-                    forward()
-
+            fn = lambda: torch.no_grad()(forward)()  # noqa: E731
         fn._name = name
         return fn
 
