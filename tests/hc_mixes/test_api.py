@@ -66,22 +66,6 @@ def test_a_norm_weight_and_its_gradient(row, device):
     assert (dweight.abs() > 10 * limit).float().mean() > 0.9
 
 
-def by_hand(x, fn, norm_eps, eps_outside):
-    """The equations for one token, number by number, in Python floats."""
-    q = sum(v * v for v in x) / len(x)
-    r = 1 / (math.sqrt(q) + norm_eps) if eps_outside else 1 / math.sqrt(q + norm_eps)
-    return [r * sum(v * w for v, w in zip(x, row, strict=True)) for row in fn]
-
-
-@pytest.mark.parametrize("eps_outside", [False, True])
-def test_the_specification_by_hand(eps_outside):
-    x, fn, _ = inputs(3, n=2, c=5, dtype=torch.float64)
-    rows = x.flatten(1).tolist()
-    expected = torch.tensor([by_hand(row, fn.tolist(), 0.2, eps_outside) for row in rows])
-    for f in (reference.hc_mixes, hc_mixes):
-        torch.testing.assert_close(f(x, fn, 0.2, eps_outside=eps_outside), expected.double())
-
-
 def test_what_ends_in_every_column_is_merged():
     x, fn, _ = inputs(3, n=1, c=10, m=3)
     assert hc_mixes(x, fn).shape == (3, 1, 3)
@@ -225,9 +209,6 @@ def test_refused_with_what_to_do(case):
 def test_the_least_norm_eps_is_taken():
     x, fn, _ = inputs(3)
     torch.testing.assert_close(hc_mixes(x, fn, 2.0**-126), hc_mixes(x, fn, 1e-20))
-
-
-# --- what it stands in for -------------------------------------------------------------------------------
 
 
 def test_one_entry_a_token_is_beyond_the_kernels():

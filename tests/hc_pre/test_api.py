@@ -12,19 +12,6 @@ from helion_sinkhorn.lab.pre import budget
 from helion_sinkhorn.runtime import pieces
 
 
-def test_the_sum_number_by_number():
-    x, pre, dy = pre_inputs(3, n=3, c=5, dtype=torch.float64)
-    found = pre_results(x, pre, dy)
-    for t in range(3):
-        y = [sum(pre[t, i].item() * x[t, i, c].item() for i in range(3)) for c in range(5)]
-        torch.testing.assert_close(found["y"][t].tolist(), y)
-        for i in range(3):
-            dx = [pre[t, i].item() * dy[t, c].item() for c in range(5)]
-            torch.testing.assert_close(found["dx"][t, i].tolist(), dx)
-            dpre = sum(dy[t, c].item() * x[t, i, c].item() for c in range(5))
-            assert found["dpre"][t, i].item() == pytest.approx(dpre)
-
-
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("n", [1, 4, 16])

@@ -7,11 +7,10 @@ from unittest import mock
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
-from hc_sites import site_inputs, site_results, upstream_of
+from hc_sites import site_inputs, site_results
 from launches import SITES, kernels_on_cpu
-from torch.utils.checkpoint import checkpoint
 
-from helion_sinkhorn import hc_post, hc_site, nn, reference
+from helion_sinkhorn import hc_site, reference
 from helion_sinkhorn.lab.site.budget import RESULTS
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
 from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteOptions, SiteParameters
@@ -99,43 +98,6 @@ def test_opcheck_with_the_weights_of_another_site():
             ((None, dy, None, None, None), alternate),
         ):
             torch.library.opcheck(BACKWARD, (*upstream, *given, wanted), test_utils=tests)
-
-
-class Layer(torch.nn.Module):
-    """A site, a sublayer, and the new streams."""
-
-    def __init__(self):
-        super().__init__()
-        self.site = nn.HyperConnection(3, 2, 3)
-        self.f = torch.nn.Linear(3, 3, bias=False)
-
-    def forward(self, x):
-        y, post, comb, residual = self.site.enter(x)
-        return hc_post(self.f(y).tanh(), residual, post, comb)
-
-
-def stepped(layer, x, run):
-    """New streams and every gradient."""
-    leaf = x.clone().requires_grad_()
-    layer.zero_grad()
-    out = run(leaf)
-    out.backward(upstream_of(5, **SMALL)[0])
-    return out.detach(), leaf.grad, *(p.grad.clone() for p in layer.parameters())
-
-
-def test_a_layer_compiled_and_checkpointed():
-    """The residual passes to hc_post, and its gradient back into the site's kernel."""
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    layer, x = Layer(), site_inputs(5, **SMALL)[0][0]
-    plain = stepped(layer, x, layer)
-    compiled = stepped(layer, x, torch.compile(layer, fullgraph=True, backend="aot_eager"))
-    for a, b in zip(compiled, plain, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-    for use_reentrant in (True, False):
-        assert_equal(
-            stepped(layer, x, lambda t, r=use_reentrant: checkpoint(layer, t, use_reentrant=r)), plain
-        )
 
 
 def test_distributed_tensors_go_to_the_parts(mesh, monkeypatch):

@@ -68,19 +68,6 @@ def test_values_and_gradients_against_float64(n, splits, eps_outside):
     assert all(t.abs().max() > 1e-4 for t in found)
 
 
-def test_the_norm_by_hand():
-    """One stream of one token: numbers that no function of the package makes."""
-    partials = torch.tensor([[3.0, 0.0, 0.0], [1.0, 2.0, 0.0]])
-    squares = torch.tensor([100.0, 44.0])
-    for eps_outside, r in ((False, 1 / math.sqrt(144 / 36 + 5.0)), (True, 1 / (math.sqrt(144 / 36) + 5.0))):
-        pre, post, comb = hc_split_sinkhorn(
-            partials, torch.ones(3), torch.zeros(3), 1, 1, reduce=Reduce(squares, 36, 5.0, eps_outside)
-        )
-        assert pre.item() == pytest.approx(1 / (1 + math.exp(-4 * r)) + 1e-6, rel=1e-6)
-        assert post.item() == pytest.approx(2 / (1 + math.exp(-2 * r)), rel=1e-6)
-        assert comb.item() == pytest.approx(1, rel=1e-5)
-
-
 @pytest.mark.parametrize("eps_outside", [False, True])
 def test_every_gradient_of_the_operator_by_finite_differences(eps_outside):
     """This includes the mixes and the norms that it returns."""

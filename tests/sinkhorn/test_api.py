@@ -72,6 +72,7 @@ def test_no_iterations_is_exp(dtype, form):
     wide = x if dtype == torch.float64 else x.float()
     p, dx = both(x, dp, 0, form=form)
     assert torch.equal(p, wide.exp().to(dtype))
+    assert torch.equal(reference.sinkhorn(x, 0, form=form), x.exp())
     assert torch.equal(dx, (dp.to(wide.dtype) * wide.exp()).to(dtype))
 
 

@@ -29,16 +29,6 @@ def test_other_batch_sizes_compile_twice_if_unmarked():
     assert frames == [1] + [2] * 5
 
 
-def test_compiled_function_of_a_parameter():
-    # compiling imports DTensor, and with it the registration of the sharding rule becomes due
-    import torch.distributed.tensor
-
-    torch._dynamo.reset()
-    logits, dp = torch.nn.Parameter(randn(3, 4, 4)), randn(3, 4, 4, seed=1)
-    p = torch.compile(sinkhorn, fullgraph=True, backend="aot_eager")(logits)
-    assert_equal((p, *torch.autograd.grad(p, logits, dp)), value_and_gradient(sinkhorn, logits, dp))
-
-
 @pytest.mark.parametrize("options", [{}, {"form": "log"}, {"eps": 0.01}], ids=str)
 def test_exported_program_runs_at_other_sizes_of_matrices(options):
     """Exported for 4 x 6: it takes more rows than columns, and as many."""

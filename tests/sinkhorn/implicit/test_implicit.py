@@ -115,14 +115,6 @@ class TestEquations:
             implicit.backward(make_cotangents(eye), eye, 20, "corrected", solver, torch.float64) == 0
         ).all()
 
-    def test_float32_keeps_the_digits_of_nearly_disconnected_matrices(self):
-        p, dy, _ = balanced_matrix(4, 4, logits="identity_like", n_iters=20)
-        p, dy = p.float(), dy.float()
-        got = implicit.backward(dy, p, 20, "corrected", "direct", torch.float32)
-        expected = dense(p, dy, "corrected")
-        assert expected.abs().max() < 1e-2
-        assert (got - expected).abs().max() < 2e-6 * expected.abs().max()
-
 
 def kernel(dy, p, system, solver, n_iters=ENOUGH, **variant):
     choice = None
@@ -295,19 +287,6 @@ def drawn(logits, n, m, n_iters=20, batch=64):
     """(P rounded to float32, upstream gradient)."""
     x = make_logits(logits, batch, n, m)
     return reference.sinkhorn(x.double(), n_iters, form="log").float(), make_cotangents(x)
-
-
-@pytest.mark.parametrize(("n", "m"), [(4, 4), (5, 3), (3, 8)])
-def test_anywhere_rows_and_columns_sum_to_zero_and_the_rest_is_theirs(n, m):
-    p, dy = drawn("randn_3", n, m, n_iters=1)
-    dx = Stationarity(p, dy, "corrected").exact
-    assert dx.sum(-1).abs().max() < 1e-14
-    assert dx.sum(-2).abs().max() < 1e-14
-    # dX / P - G is a function of the row plus one of the column
-    potential = dy.double() - dx / p.double()
-    mixed = potential - potential[:, :1] - potential[:, :, :1] + potential[:, :1, :1]
-    assert mixed.abs().max() < 1e-10
-    assert (Stationarity(p.mT, dy.mT, "corrected").exact.mT - dx).abs().max() < 1e-14
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

@@ -137,15 +137,3 @@ def test_a_router_needs_as_many_iterations(scale, most, experts):
 def test_a_router_reads_narrow_logits():
     x = randn(300, 16, dtype=torch.bfloat16)
     torch.testing.assert_close(sinkhorn_router(x), sinkhorn(x.float(), 8, form="log") / 16, rtol=0, atol=0)
-
-
-def test_optimal_transport_of_pot():
-    """The dustbins' marginals are POT's weights; it moves the columns first, so both have converged."""
-    ot = pytest.importorskip("ot", reason="the oracle extra brings it")
-    n, m, scores = 30, 20, randn(30, 20, dtype=FLOAT64)
-    found = log_optimal_transport(scores, torch.tensor(0.5, dtype=FLOAT64), 400)
-    x = torch.nn.functional.pad(scores, (0, 1, 0, 1), value=0.5)
-    r, c = torch.ones(n + 1, dtype=FLOAT64), torch.ones(m + 1, dtype=FLOAT64)
-    r[-1], c[-1] = m, n
-    plan = ot.bregman.sinkhorn_log(r, c, -x, 1.0, numItermax=1000, stopThr=1e-14)
-    torch.testing.assert_close(found.exp(), plan, rtol=0, atol=1e-10)
