@@ -10,6 +10,7 @@ from autograd_calls import assert_equal, randn
 from hc_sites import site_inputs
 from launches import kernels_on_cpu
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from helion_sinkhorn import hc_boundary, hc_post, hc_site
 from helion_sinkhorn.ops.mhc.post import torch_op as of_post
@@ -21,12 +22,6 @@ from helion_sinkhorn.runtime import own_gradient
 pytestmark = pytest.mark.skipif(
     "OWN_GRADIENT" not in os.environ, reason="tests/hc_site/test_own_gradient_alone.py runs it"
 )
-CASES = {}
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
 
 
 class Step:
@@ -126,65 +121,28 @@ def test_boundaries_hand_one_gradient_on(made, monkeypatch, dtype):
     assert_equal(found, step())
 
 
-@case
-def used_twice(step):
-    residual = step.results.residual
-    return step.backward(step.update() + 0.5 * residual)
+def kept(keep):
+    """A case in which somebody keeps the gradient of the streams."""
+
+    def run(step):
+        keep(step)
+        return step.backward(step.update())
+
+    return run
 
 
-@case
-def updated_twice(step):
-    return step.backward(step.update() + step.update())
-
-
-@case
-def hook_that_keeps_it(step):
-    step.results.residual.register_hook(step.held.append)
-    return step.backward(step.update())
-
-
-@case
-def hook_that_keeps_its_memory(step):
-    step.results.residual.register_hook(lambda gradient: step.held.append(gradient.detach()))
-    return step.backward(step.update())
-
-
-@case
-def hook_that_keeps_a_part(step):
-    step.results.residual.register_hook(lambda gradient: step.held.append(gradient[1:]))
-    return step.backward(step.update())
-
-
-@case
-def hook_of_the_node_that_keeps_its_memory(step):
-    step.results.residual.grad_fn.register_prehook(
-        lambda made: step.held.extend(t.detach() for t in made if t is not None)
-    )
-    return step.backward(step.update())
-
-
-@case
-def hook_of_the_node_that_keeps_it(step):
-    step.results.residual.grad_fn.register_prehook(step.held.append)
-    return step.backward(step.update())
-
-
-@case
-def hook_of_the_update_that_keeps_it(step):
+def kept_by_the_update(step):
     out = step.update()
     out.grad_fn.register_hook(lambda made, _: step.held.append(made))
     return step.backward(out)
 
 
-@case
 def asked_for_as_well(step):
-    out = step.update()
-    found = torch.autograd.grad(out, [step.results.residual, *step.leaves], step.upstream)
+    found = torch.autograd.grad(step.update(), [step.results.residual, *step.leaves], step.upstream)
     step.held.append(found[0])
     return found[1:]
 
 
-@case
 def retained(step):
     step.results.residual.retain_grad()
     out = step.backward(step.update())
@@ -192,22 +150,37 @@ def retained(step):
     return out
 
 
-@case
 def given_by_the_caller(step):
     step.held.append(step.upstream)
     y, *_, residual = step.results
     return torch.autograd.grad((y, residual), step.leaves, (step.f, step.upstream))
 
 
-@case
-def through_a_view(step):
-    residual = step.results.residual
-    return step.backward(step.update(residual.view(residual.shape)))
-
-
-@case
-def through_another_function(step):
-    return step.backward(step.update(step.results.residual.clone()))
+CASES = {
+    "used twice": lambda step: step.backward(step.update() + 0.5 * step.results.residual),
+    "updated twice": lambda step: step.backward(step.update() + step.update()),
+    "a hook keeps it": kept(lambda step: step.results.residual.register_hook(step.held.append)),
+    "a hook keeps its memory": kept(
+        lambda step: step.results.residual.register_hook(lambda g: step.held.append(g.detach()))
+    ),
+    "a hook keeps a part": kept(
+        lambda step: step.results.residual.register_hook(lambda g: step.held.append(g[1:]))
+    ),
+    "a hook of the node keeps its memory": kept(
+        lambda step: step.results.residual.grad_fn.register_prehook(
+            lambda made: step.held.extend(t.detach() for t in made if t is not None)
+        )
+    ),
+    "a hook of the node keeps it": kept(
+        lambda step: step.results.residual.grad_fn.register_prehook(step.held.append)
+    ),
+    "a hook of the update keeps it": kept_by_the_update,
+    "asked for as well": asked_for_as_well,
+    "retained": retained,
+    "given by the caller": given_by_the_caller,
+    "through a view": lambda step: step.backward(step.update(step.results.residual.view(5, 4, 24))),
+    "through another function": lambda step: step.backward(step.update(step.results.residual.clone())),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -220,11 +193,7 @@ def test_a_gradient_that_somebody_else_may_have_is_left_alone(made, monkeypatch,
     expected = CASES[name](again)
     assert_equal(found, expected)
     assert len(step.held) == len(again.held)
-    for a, b in zip(step.held, again.held, strict=True):
-        assert_equal(
-            [t for t in ([a] if isinstance(a, torch.Tensor) else a) if t is not None],
-            [t for t in ([b] if isinstance(b, torch.Tensor) else b) if t is not None],
-        )
+    assert_equal(*([t for t in tree_leaves(of.held) if t is not None] for of in (step, again)))
 
 
 class Keeping(TorchDispatchMode):

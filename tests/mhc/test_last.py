@@ -8,6 +8,7 @@ from autograd_calls import assert_equal
 from hc_streams import post_inputs
 from launches import kernels_on_cpu, noted_on_cpu
 from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 from helion_sinkhorn import hc_head, hc_post, hc_pre
 from helion_sinkhorn.mhc import last as module
@@ -63,17 +64,18 @@ def composed(f, x, post, comb, pre, bias=None, comb_order="io", **norm):
     return hc_pre(streams, weights, **norm)
 
 
+def differentiated(y, leaves):
+    """A result and the gradients of what it is made of."""
+    upstream = torch.randn(2, 3, 24, generator=torch.Generator().manual_seed(2))
+    return [y.detach(), *torch.autograd.grad(y, leaves, upstream)]
+
+
 @each_form
 def test_it_is_hc_post_and_hc_pre_with_their_gradients(own, norm, bias, order):
     given, options = drawn(2, 3, own=own, norm=norm, bias=bias, dtype=torch.float32)
     options["comb_order"] = order
     leaves = [t.requires_grad_() for t in (*given, *options.values()) if isinstance(t, torch.Tensor)]
-    upstream = torch.randn(2, 3, 24, generator=torch.Generator().manual_seed(2))
-    each = []
-    for function in (hc_last, composed):
-        y = function(*given, **options)
-        each.append([y.detach(), *torch.autograd.grad(y, leaves, upstream)])
-    assert_equal(*each)
+    assert_equal(*(differentiated(function(*given, **options), leaves) for function in (hc_last, composed)))
 
 
 @each_form
@@ -82,7 +84,7 @@ def test_the_kernel_has_the_bits_of_the_two(monkeypatch, dtype, own, norm, bias,
     """Interpreted: a norm's squares are added up in one order there."""
     given, options = drawn(2, 3, own=own, norm=norm, bias=bias, dtype=dtype)
     options["comb_order"] = order
-    launched = noted_on_cpu(monkeypatch, lambda name, arguments: name)
+    launched = noted_on_cpu(monkeypatch)
     expected = composed(*given, **options)
     launched.clear()
     kernels_on_cpu(monkeypatch, module.__name__)
@@ -94,7 +96,7 @@ def test_the_kernel_has_the_bits_of_the_two(monkeypatch, dtype, own, norm, bias,
 
 def test_a_call_that_needs_a_gradient_or_is_too_wide_is_the_two(monkeypatch):
     kernels_on_cpu(monkeypatch, module.__name__)
-    launched = noted_on_cpu(monkeypatch, lambda name, arguments: name)
+    launched = noted_on_cpu(monkeypatch)
     given, options = drawn(3, own=1, norm=0, bias=0)
     hc_last(given[0].requires_grad_(), *given[1:], **options).sum().backward()
     assert given[0].grad is not None
@@ -116,36 +118,28 @@ def test_merged_streams_and_no_tokens():
     assert hc_last(*nothing, **options).shape == (0, 24)
 
 
-def test_torch_knows_the_operator(monkeypatch):
+@pytest.mark.parametrize("headed", [False, True])
+def test_torch_knows_the_operators(monkeypatch, headed):
+    """Fakes have the metadata of results, and a map over tokens the values of the call of all."""
     kernels_on_cpu(monkeypatch, module.__name__)
-    (f, x, post, comb, pre), options = drawn(2, 3, own=1, norm=1, bias=1)
-    given = f, x, post, comb, options["bias"], pre, options["y_norm_weight"], 1e-3, "io"
-    operator = torch.ops.helion_sinkhorn.hc_last
+    (*update, pre), options = drawn(2, 3, own=1, norm=1, bias=1)
+    bias, weight, head = options["bias"], options["y_norm_weight"], head_of()[:3]
+
+    operators = torch.ops.helion_sinkhorn
+    operator = operators.hc_last_head if headed else operators.hc_last
+
+    def arguments(f, x, post, comb, pre):
+        rest = (*head, weight, "io", 1e-6, 1e-6, 1e-3) if headed else (pre, weight, 1e-3, "io")
+        return f, x, post, comb, bias, *rest
+
+    given = arguments(*update, pre)
     torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))
     with FakeTensorMode() as mode:
-        fake = operator(*[mode.from_tensor(t) if isinstance(t, torch.Tensor) else t for t in given])
+        fake = operator(*tree_map_only(torch.Tensor, mode.from_tensor, given))
     found = operator(*given)
     assert (fake.shape, fake.stride(), fake.dtype) == (found.shape, found.stride(), found.dtype)
-    mapped = torch.func.vmap(lambda *t: operator(*t, *given[4:5], t[2], *given[6:]), in_dims=1)
-    swapped = mapped(f, x, post, comb)
-    for k in range(3):
-        alone = f[:, k], x[:, k], post[:, k], comb[:, k]
-        assert torch.equal(swapped[k], operator(*alone, given[4], post[:, k], *given[6:]))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"pre": torch.ones(3, 5)}, r"pre has shape \(3, 5\)"), ({"comb_order": "xy"}, "comb_order is 'xy'"),
-        ({"y_norm_weight": torch.ones(5)}, "y_norm_weight has shape"),
-        ({"y_norm_eps": 0.0}, "y_norm_eps is 0"),
-    ],
-)  # fmt: skip
-def test_bad_arguments(change, message):
-    (*update, pre), options = drawn(3, own=1, norm=0, bias=0)
-    options |= {"pre": pre, **change}
-    with pytest.raises(ValueError, match=message):
-        hc_last(*update, **options)
+    mapped = torch.func.vmap(lambda *t: operator(*arguments(*t)), in_dims=1)
+    assert torch.equal(mapped(*update, pre), found.transpose(0, 1))
 
 
 @pytest.mark.parametrize(("n", "c"), [(4, 24), (3, 67), (2, 300)])
@@ -155,7 +149,7 @@ def test_a_head_by_its_kernels(monkeypatch, dtype, n, c, norm, order):
     """A float32 y differs by its sums' order, a narrow one rarely, by its last rounding."""
     (f, x, post, comb, _), options = drawn(5, own=0, norm=norm, bias=norm, n=n, c=c, dtype=dtype)
     options["comb_order"], head = order, head_of(n, c, weighted=bool(norm), norm_eps=0.1, eps=1e-3)
-    launched = noted_on_cpu(monkeypatch, lambda name, arguments: name)
+    launched = noted_on_cpu(monkeypatch)
     expected = by_head(f, x, post, comb, head, **options)
     bias, *of_norm = (options[name] for name in ("bias", "y_norm_weight", "y_norm_eps"))
     exact = in_float64(hc_post(f, x, post, comb, bias, comb_order=order), head, *of_norm)
@@ -180,13 +174,10 @@ def test_a_head_that_needs_a_gradient_or_is_too_large_is_the_functions(monkeypat
     head = head_of(weighted=True, eps=0.5)
     tensors = [f, x, post, comb, *head[:3], head.norm_weight, options["bias"], options["y_norm_weight"]]
     tensors = [t.requires_grad_() for t in tensors]
-    each = []
-    for y in (hc_last(f, x, post, comb, head=head, **options), by_head(f, x, post, comb, head, **options)):
-        upstream = torch.randn(2, 3, 24, generator=torch.Generator().manual_seed(2))
-        each.append([y.detach(), *torch.autograd.grad(y, tensors, upstream)])
-    assert_equal(*each)
+    found, expected = hc_last(*tensors[:4], head=head, **options), by_head(*tensors[:4], head, **options)
+    assert_equal(differentiated(found, tensors), differentiated(expected, tensors))
     kernels_on_cpu(monkeypatch, module.__name__)
-    launched = noted_on_cpu(monkeypatch, lambda name, arguments: name)
+    launched = noted_on_cpu(monkeypatch)
     for n, c in ((5, 8), (2, 8200), (1, 8), (2, 1)):
         (f, x, post, comb, _), options = drawn(1, own=0, norm=0, bias=0, n=n, c=c)
         found = hc_last(f, x, post, comb, head=head_of(n, c), **options)
@@ -225,36 +216,32 @@ def test_a_compiler_knows_heads():
     assert torch.equal(out, last(f, x, None))
 
 
-def test_torch_knows_the_operator_of_heads(monkeypatch):
-    kernels_on_cpu(monkeypatch, module.__name__)
-    (f, x, post, comb, _), options = drawn(2, 3, own=1, norm=1, bias=1)
-    rest = options["bias"], *head_of()[:3], options["y_norm_weight"], "io", 1e-6, 1e-6, 1e-3
-    operator = torch.ops.helion_sinkhorn.hc_last_head
-    given = f, x, post, comb, *rest
-    torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))
-    with FakeTensorMode() as mode:
-        fake = operator(*[mode.from_tensor(t) if isinstance(t, torch.Tensor) else t for t in given])
-    found = operator(*given)
-    assert (fake.shape, fake.stride(), fake.dtype) == (found.shape, found.stride(), found.dtype)
-    swapped = torch.func.vmap(lambda *t: operator(*t, *rest), in_dims=1)(f, x, post, comb)
-    assert torch.equal(swapped, found.transpose(0, 1))
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"pre": torch.ones(3, 4)}, ValueError, "pre and head are given; pass pre=None with a head"),
+        ({"pre": torch.ones(3, 5)}, ValueError, r"pre has shape \(3, 5\)"),
+        ({"comb_order": "xy"}, ValueError, "comb_order is 'xy'"),
+        ({"y_norm_weight": torch.ones(5)}, ValueError, "y_norm_weight has shape"),
+        ({"y_norm_eps": 0.0}, ValueError, "y_norm_eps is 0"),
+        (
+            {"pre": torch.ones(3, 4), "head": head_of()}, ValueError,
+            "pre and head are given; pass pre=None with a head",
+        ),
         ({"head": (1, 2, 3)}, TypeError, "head is a tuple; pass helion_sinkhorn.mhc.last.Head"),
         ({"head": head_of(3)}, ValueError, r"fn has shape \(3, 72\); for x of shape"),
         ({"head": head_of()._replace(base=torch.ones(5))}, ValueError, r"base has shape \(5,\)"),
         ({"head": head_of(eps=float("nan"))}, ValueError, "eps is nan"),
         ({"head": head_of(norm_eps=0.0)}, ValueError, "norm_eps is 0"),
     ],
-)
-def test_bad_heads(change, error, message):
-    (*update, _), options = drawn(3, own=0, norm=0, bias=0)
+)  # fmt: skip
+def test_bad_arguments(change, error, message):
+    (*update, pre), options = drawn(3, own="head" not in change, norm=0, bias=0)
     with pytest.raises(error, match=message):
-        hc_last(*update, **{"head": head_of(), **options, **change})
+        hc_last(*update, **{"pre": pre, **options, **change})
+
+
+def on_gpu(given):
+    return tree_map_only(torch.Tensor, torch.Tensor.cuda, given)
 
 
 @pytest.mark.gpu
@@ -263,10 +250,8 @@ def test_bad_heads(change, error, message):
 def test_a_head_on_a_gpu(c, norm, order):
     (*update, _), options = drawn(300, own=0, norm=norm, bias=norm, c=c)
     options["comb_order"], head = order, head_of(c=c, weighted=bool(norm))
-    update = [t.cuda() for t in update]
-    options, head = ({k: t.cuda() if isinstance(t, torch.Tensor) else t for k, t in d.items()}
-                     for d in (options, head._asdict()))  # fmt: skip
-    head = Head(**{**head, "fn": head["fn"] * c**-0.5})
+    update, options, head = on_gpu((update, options, head))
+    head = head._replace(fn=head.fn * c**-0.5)
     y, expected = hc_last(*update, head=head, **options), by_head(*update, head, **options)
     for k in (1, 5, 64, 150):
         few = hc_last(*[t[:k] for t in update], head=head, **options)
@@ -288,8 +273,7 @@ def test_a_head_on_a_gpu(c, norm, order):
 def test_on_a_gpu(c, own, norm, bias, order):
     given, options = drawn(37, own=own, norm=norm, bias=bias, c=c)
     options["comb_order"] = order
-    given = [t if t is None else t.cuda() for t in given]
-    options = {k: t.cuda() if isinstance(t, torch.Tensor) else t for k, t in options.items()}
+    given, options = on_gpu((given, options))
     y, expected = hc_last(*given, **options), composed(*given, **options)
     alone = hc_last(*[t if t is None else t[5:6] for t in given], **options)
     assert torch.equal(alone, y[5:6])

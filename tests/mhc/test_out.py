@@ -15,14 +15,17 @@ from helion_sinkhorn import Out, hc_head, hc_post, hc_pre, hc_site, nn
 from helion_sinkhorn.ops.mhc.post import api as post_api
 from helion_sinkhorn.ops.mhc.site import crossing
 
-WHERE = pytest.mark.parametrize("where", ["pytorch", "kernels"])
+
+@pytest.fixture
+def kernels(monkeypatch):
+    kernels_on_cpu(monkeypatch, OPERATORS)
 
 
-@pytest.fixture(autouse=True)
-def _kernels(request, monkeypatch):
-    where = request.node.callspec.params.get("where") if hasattr(request.node, "callspec") else None
-    if where == "kernels":
-        kernels_on_cpu(monkeypatch, OPERATORS)
+@pytest.fixture(params=["pytorch", "kernels"])
+def where(request):
+    """PyTorch and the kernels in turn."""
+    if request.param == "kernels":
+        request.getfixturevalue("kernels")
 
 
 def inputs(*lead, n=4, c=24, dtype=torch.bfloat16):
@@ -38,7 +41,6 @@ def mean_of(streams):
     return hc_pre(streams, torch.full(streams.shape[:-1], 1 / streams.size(-2)))
 
 
-@WHERE
 @pytest.mark.parametrize(
     ("n", "own", "norm"), [(4, False, True), (4, True, True), (3, False, False), (5, False, False)]
 )
@@ -54,7 +56,6 @@ def test_a_boundary_writes_the_same_bits(where, n, own, norm):
     torch.testing.assert_close(room.mean.float(), found.residual.float().mean(-2), rtol=2**-8, atol=1e-6)
 
 
-@WHERE
 @pytest.mark.parametrize(("n", "own"), [(4, False), (4, True), (5, False)])
 def test_everything_may_replace_its_argument(where, n, own):
     given = inputs(6, n=n)
@@ -66,9 +67,8 @@ def test_everything_may_replace_its_argument(where, n, own):
     assert_equal(found, expected)
 
 
-@pytest.mark.parametrize("where", ["kernels"])
 @pytest.mark.parametrize("n", [4, 5])
-def test_kernels_leave_nothing_to_copy(where, n, monkeypatch):
+def test_kernels_leave_nothing_to_copy(kernels, n, monkeypatch):
     copied = []
 
     def written(found, into):
@@ -87,7 +87,6 @@ def test_kernels_leave_nothing_to_copy(where, n, monkeypatch):
     assert copied == []
 
 
-@WHERE
 def test_post_and_site(where):
     f, x, post, comb, fn, scale, base, bias, _ = inputs(6)
     site = hc_site(x, fn, scale, base, 3)
@@ -103,7 +102,6 @@ def test_post_and_site(where):
     assert_equal([x], [streams])
 
 
-@WHERE
 @pytest.mark.parametrize("lead", [(6,), (2, 0)], ids=str)
 def test_head(where, lead):
     f, x, _, _, fn, scale, base, *_ = inputs(*lead)
@@ -121,7 +119,6 @@ def test_head(where, lead):
         hc_head(x, given[0].requires_grad_(), *given[1:], out=out)
 
 
-@WHERE
 def test_merged_streams(where):
     given = inputs(6)
     expected = seam(*given, own=False)
@@ -134,7 +131,6 @@ def test_merged_streams(where):
     assert merged.data_ptr() == x.data_ptr()
 
 
-@WHERE
 @pytest.mark.parametrize("lead", [(0,), (2, 0)], ids=str)
 def test_no_tokens(where, lead):
     given = inputs(*lead)
@@ -150,7 +146,6 @@ def test_no_tokens(where, lead):
     assert hc_post(f, x, post, comb, out=x) is x
 
 
-@WHERE
 def test_a_module_and_inference_mode(where):
     boundary = nn.HyperBoundary(24)
     f, x, post, comb, *_, weights = inputs(6)
@@ -164,7 +159,6 @@ def test_a_module_and_inference_mode(where):
         boundary(f, x, post, comb, weights, out=Out(residual=x))
 
 
-@WHERE
 def test_autograd_hears_of_it(where):
     """What it saved before is written over."""
     f, x, post, comb, *_ = inputs(6)
@@ -237,9 +231,8 @@ def test_streams_that_overlap_but_are_not_the_same():
 
 def test_a_site_makes_neither_pre_nor_streams():
     for name, t in zip(("pre", "residual", "mean"), rooms([post, x, f]), strict=True):
-        with pytest.raises(
-            TypeError, match=f"out.{name} is given, and this call does not make it; pass y, post"
-        ):
+        said = f"out.{name} is given, and this call does not make it; pass y, post"
+        with pytest.raises(TypeError, match=said):
             hc_site(x, fn, scale, base, out=Out(**{name: t}))
 
 
@@ -247,10 +240,7 @@ def test_every_pair_of_results_must_lie_apart():
     expected = seam(f, x, post, comb, fn, scale, base, bias, weights)
     likes = {**expected._asdict(), "mean": expected.y}
     memory = torch.empty(6 * 4 * 24 * 4, dtype=torch.uint8)
-    for pair in itertools.combinations(Out._fields, 2):
-        views = {}
-        for name in pair:
-            like = likes[name]
-            views[name] = memory[: like.numel() * like.element_size()].view(like.dtype).view(like.shape)
+    for pair in itertools.combinations(likes.items(), 2):
+        views = {name: memory[: t.nbytes].view(t.dtype).view(t.shape) for name, t in pair}
         with pytest.raises(ValueError, match="overlaps out"):
             seam(f, x, post, comb, fn, scale, base, bias, weights, out=Out(**views))
