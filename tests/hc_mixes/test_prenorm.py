@@ -5,9 +5,9 @@ from __future__ import annotations
 import mhc_equations as equations
 import pytest
 import torch
-from autograd_calls import assert_equal, randn
+from autograd_calls import assert_equal, randn, values_and_gradients
 from launches import kernels_on_cpu
-from mhc_equations import assert_within, truth_and_budget, values_and_gradients
+from mhc_equations import assert_within, truth_and_budget
 
 from helion_sinkhorn import Reduce, hc_mixes, hc_split_sinkhorn
 from helion_sinkhorn.ops.mhc.mixes.space import CHUNK

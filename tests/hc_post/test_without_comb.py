@@ -6,8 +6,7 @@ import io
 
 import pytest
 import torch
-from autograd_calls import assert_equal, randn
-from mhc_equations import values_and_gradients
+from autograd_calls import assert_equal, randn, values_and_gradients
 
 from helion_sinkhorn import hc_boundary, hc_expand, hc_post, recompute_streams
 from helion_sinkhorn.mhc import recompute

@@ -5,9 +5,9 @@ from __future__ import annotations
 import mhc_equations as equations
 import pytest
 import torch
-from autograd_calls import assert_equal, randn
+from autograd_calls import assert_equal, randn, values_and_gradients
 from launches import SITES, kernels_on_cpu
-from mhc_equations import assert_equations, values_and_gradients
+from mhc_equations import assert_equations
 
 from helion_sinkhorn import hc_boundary, hc_coeffs, hc_post, hc_site, nn, reference
 

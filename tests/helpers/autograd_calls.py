@@ -1,4 +1,4 @@
-"""Helpers of several test files: seeded inputs, a value with its gradient, equality of bits."""
+"""Helpers of several test files: seeded inputs, values with their gradients, equality of bits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,21 @@ def randn(*shape, seed=0, dtype=torch.float32, device="cpu", scale=1.0):
 
 
 def value_and_gradient(f, x, upstream):
-    leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-    y = f(leaf)
-    (dx,) = torch.autograd.grad(y, leaf, upstream)
-    return y.detach(), dx
+    return tuple(values_and_gradients(f, [x], [upstream]))
+
+
+def values_and_gradients(function, tensors, upstream, **options) -> list[torch.Tensor]:
+    """Results of function(*tensors), or the only one, and the gradients of the tensors.
+
+    Upstream gradients are cast to the dtypes of the results; of a result without one they are None.
+    """
+    leaves = [t.detach().requires_grad_() for t in tensors]
+    results = function(*leaves, **options)
+    if isinstance(results, torch.Tensor):
+        results = (results,)
+    used = [(y, g.to(y.dtype)) for y, g in zip(results, upstream, strict=True) if g is not None]
+    gradients = torch.autograd.grad([y for y, _ in used], leaves, [g for _, g in used])
+    return [*(y.detach() for y in results), *gradients]
 
 
 def assert_equal(actual, expected):

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 import torch
+from autograd_calls import values_and_gradients
 from torch.func import functional_call
 from torch.nn.functional import logsigmoid
 
@@ -128,15 +129,6 @@ def called(module: torch.nn.Module) -> Callable[..., tuple[torch.Tensor, ...]]:
         return results if isinstance(results, tuple) else (results,)
 
     return call
-
-
-def values_and_gradients(function, tensors, upstream, **options) -> list[torch.Tensor]:
-    """Results of function(*tensors) and the gradients of the tensors; an upstream that is None is unused."""
-    leaves = [t.detach().requires_grad_() for t in tensors]
-    results = function(*leaves, **options)
-    used = [(y, g.to(y.dtype)) for y, g in zip(results, upstream, strict=True) if g is not None]
-    gradients = torch.autograd.grad([y for y, _ in used], leaves, [g for _, g in used])
-    return [*(y.detach() for y in results), *gradients]
 
 
 def truth_and_budget(function, tensors, upstream, **options):

@@ -8,8 +8,8 @@ import re
 import mhc_equations as equations
 import pytest
 import torch
-from autograd_calls import assert_equal, randn
-from mhc_equations import assert_equations, values_and_gradients
+from autograd_calls import assert_equal, randn, values_and_gradients
+from mhc_equations import assert_equations
 
 from helion_sinkhorn import hc_boundary, hc_coeffs, hc_expand, hc_head, hc_post, hc_pre, hc_site, nn
 from helion_sinkhorn.ops.mhc import head as of_head

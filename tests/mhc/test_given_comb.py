@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-from mhc_equations import values_and_gradients
+from autograd_calls import values_and_gradients
 
 from helion_sinkhorn import hc_boundary, hc_post, hc_site
 from helion_sinkhorn.reference import hc_mixes

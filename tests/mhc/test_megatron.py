@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import mhc_equations as equations
 import pytest
 import torch
-from mhc_equations import assert_within, truth_and_budget, values_and_gradients
+from autograd_calls import values_and_gradients
+from mhc_equations import assert_within, truth_and_budget
 from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("megatron.core", reason="pip install megatron-core")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from autograd_calls import assert_equal, randn
-from mhc_equations import values_and_gradients
+from autograd_calls import assert_equal, randn, values_and_gradients
 
 from helion_sinkhorn import (
     hc_boundary,

@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from autograd_calls import randn
+from autograd_calls import randn, value_and_gradient
 from torch._subclasses import FakeTensorMode
 
 from helion_sinkhorn import nn, plan, reference, sinkhorn
@@ -20,18 +20,13 @@ NARROW = (torch.bfloat16, torch.float16)
 
 def both(logits, upstream, *args, **options):
     """P and the gradient of (P * upstream).sum()."""
-    leaf = logits.detach().requires_grad_()
-    p = sinkhorn(leaf, *args, **options)
-    (dx,) = torch.autograd.grad(p, leaf, upstream)
-    return p.detach(), dx
+    return value_and_gradient(lambda x: sinkhorn(x, *args, **options), logits, upstream)
 
 
 def truth(logits, upstream, *args, **options):
     """The same from the reference in float64."""
-    leaf = logits.detach().double().requires_grad_()
-    p = reference.sinkhorn(leaf, *args, **options)
-    (dx,) = torch.autograd.grad(p, leaf, upstream.double())
-    return p.detach(), dx
+    wide = logits.double(), upstream.double()
+    return value_and_gradient(lambda x: reference.sinkhorn(x, *args, **options), *wide)
 
 
 def assert_accurate(actual, expected, n_iters=20, computed=torch.float32):

@@ -14,6 +14,7 @@ import threading
 
 import pytest
 import torch
+from autograd_calls import value_and_gradient
 
 from helion_sinkhorn import plan, sinkhorn
 from helion_sinkhorn.configs.device import current
@@ -31,10 +32,9 @@ DEVICE = "cuda"
 FORMS = ["deepseek", "log"]
 
 
-def value_and_gradient(x, dy, **options):
-    leaf = x.detach().requires_grad_()
-    p = sinkhorn(leaf, implementation="helion", **options)
-    return p.detach(), torch.autograd.grad(p, leaf, dy)[0]
+def by_kernels(x, dy, **options):
+    """P and its gradient."""
+    return value_and_gradient(lambda t: sinkhorn(t, implementation="helion", **options), x, dy)
 
 
 def assert_within_budget(ratios: dict[object, dict[str, float]]) -> None:
@@ -48,7 +48,7 @@ def check(*cases: Case) -> None:
     ratios = {}
     for case in cases:
         x, dy = case.inputs(DEVICE)
-        ratios[case] = case.judge(*value_and_gradient(x, dy, **case.options))
+        ratios[case] = case.judge(*by_kernels(x, dy, **case.options))
     assert_within_budget(ratios)
 
 
@@ -77,7 +77,7 @@ def test_sizes(n, m, form, first):
 def test_narrow_types_are_rounded_once(n, m, form, dtype):
     case = Case("randn_3", n, m, 20, form, batch=64, dtype=dtype)
     x, dy = case.inputs(DEVICE)
-    p, dx = value_and_gradient(x, dy, **case.options)
+    p, dx = by_kernels(x, dy, **case.options)
     wide = sinkhorn(x, out_dtype=torch.float32, implementation="helion", **case.options)
     assert (p.dtype, dx.dtype, wide.dtype) == (dtype, dtype, torch.float32)
     assert_within_budget({"narrow": case.judge(p, dx), "wide": case.judge(wide)})
@@ -134,10 +134,10 @@ def test_segments_of_any_length(n, n_iters, length):
 def test_history_in_slices_of_the_batch():
     case = Case("randn_3", 4, 4, 60, "log")
     x, dy = case.inputs(DEVICE)
-    _, dx = value_and_gradient(x, dy, **case.options)
+    _, dx = by_kernels(x, dy, **case.options)
     assert_within_budget({"five": case.judge(dx=dx)})
     copies = 4 * launch.SCRATCH_BYTES // (4 * 60 * 8) // case.batch
-    _, many = value_and_gradient(x.repeat(copies, 1, 1), dy.repeat(copies, 1, 1), **case.options)
+    _, many = by_kernels(x.repeat(copies, 1, 1), dy.repeat(copies, 1, 1), **case.options)
     assert torch.equal(many.view(copies, *dx.shape), dx.expand(copies, *dx.shape))
 
 
@@ -147,7 +147,7 @@ def test_a_matrix_with_nan_or_without_a_row_is_nan_and_no_other(n, m, form):
     """Whatever the device's maximum makes of NaN."""
     case = Case("randn_3", n, m, 20, form, batch=70)
     x, dy = case.inputs(DEVICE)
-    expected = value_and_gradient(x, dy, **case.options)
+    expected = by_kernels(x, dy, **case.options)
     others = torch.arange(70, device=DEVICE) != 33
     places = [
         ((i, j), value) for i, j in ((0, 0), (n - 1, m - 1), (n - 1, 0)) for value in (math.nan, math.inf)
@@ -155,7 +155,7 @@ def test_a_matrix_with_nan_or_without_a_row_is_nan_and_no_other(n, m, form):
     for place, value in (*places, ((n - 1,), -math.inf)):
         spoiled = x.clone()
         spoiled[33][place] = value
-        for found, clean in zip(value_and_gradient(spoiled, dy, **case.options), expected, strict=True):
+        for found, clean in zip(by_kernels(spoiled, dy, **case.options), expected, strict=True):
             assert found[33].isnan().all()
             assert torch.equal(found[others], clean[others])
 
@@ -164,7 +164,7 @@ def test_a_matrix_with_nan_or_without_a_row_is_nan_and_no_other(n, m, form):
 def test_layouts_do_not_matter(n, m):
     case = Case("randn_3", n, m, 10, batch=66)
     x, dy = case.inputs(DEVICE)
-    expected = value_and_gradient(x, dy, **case.options)
+    expected = by_kernels(x, dy, **case.options)
     assert_within_budget({"contiguous": case.judge(*expected)})
     layouts = [
         lambda t: t.mT.contiguous().mT,
@@ -176,11 +176,11 @@ def test_layouts_do_not_matter(n, m):
     ]
     for change in layouts:
         for arguments in ((change(x), dy), (x, change(dy)), (change(x), change(dy))):
-            assert all(map(torch.equal, value_and_gradient(*arguments, **case.options), expected))
+            assert all(map(torch.equal, by_kernels(*arguments, **case.options), expected))
     one = dy[0, 0, 0]
-    repeated = value_and_gradient(x, one.repeat(66, n, m), **case.options)
-    assert all(map(torch.equal, value_and_gradient(x, one.expand(66, n, m), **case.options), repeated))
-    reshaped = value_and_gradient(x.view(3, 22, n, m), dy.view(3, 22, n, m), **case.options)
+    repeated = by_kernels(x, one.repeat(66, n, m), **case.options)
+    assert all(map(torch.equal, by_kernels(x, one.expand(66, n, m), **case.options), repeated))
+    reshaped = by_kernels(x.view(3, 22, n, m), dy.view(3, 22, n, m), **case.options)
     assert all(torch.equal(a.view(66, n, m), b) for a, b in zip(reshaped, expected, strict=True))
 
 
@@ -199,10 +199,10 @@ def test_more_than_two_to_the_31_elements(monkeypatch):
     monkeypatch.setattr(door, "choose", lambda kernel, call, batch, device: choose(kernel, call, 300, device))
     case = Case("randn_3", 4, 4, 3, batch=4096, dtype=torch.bfloat16)
     x, dy = case.inputs(DEVICE)
-    p, dx = value_and_gradient(x, dy, **case.options)
+    p, dx = by_kernels(x, dy, **case.options)
     assert_within_budget({"one copy": case.judge(p, dx)})
     copies = (1 << 31) // x.numel() + 1
-    many = value_and_gradient(x.repeat(copies, 1, 1), dy.repeat(copies, 1, 1), **case.options)
+    many = by_kernels(x.repeat(copies, 1, 1), dy.repeat(copies, 1, 1), **case.options)
     assert many[0].numel() > 1 << 31
     for result, expected in zip(many, (p, dx), strict=True):
         different = sum(int((part != expected).sum()) for part in result.split(case.batch))
@@ -215,7 +215,7 @@ def test_a_device_that_is_not_the_current_one():
     case = Case("randn_3", 4, 4, batch=33)
     x, dy = case.inputs(f"{DEVICE}:1")
     with torch.cuda.device(0):
-        p, dx = value_and_gradient(x, dy, **case.options)
+        p, dx = by_kernels(x, dy, **case.options)
         assert torch.cuda.current_device() == 0
     assert p.device == dx.device == x.device
     assert_within_budget({"cuda:1": case.judge(p, dx)})
@@ -232,7 +232,7 @@ def test_threads_and_streams():
         stream = torch.cuda.Stream()
         start.wait()
         with torch.cuda.stream(stream):
-            results[k] = [value_and_gradient(*inputs[k], **cases[k].options) for _ in range(20)]
+            results[k] = [by_kernels(*inputs[k], **cases[k].options) for _ in range(20)]
         stream.synchronize()
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(len(cases))]
@@ -242,7 +242,7 @@ def test_threads_and_streams():
         thread.join()
     assert sorted(results) == list(range(len(cases)))
     for k, case in enumerate(cases):
-        alone = value_and_gradient(*inputs[k], **case.options)
+        alone = by_kernels(*inputs[k], **case.options)
         assert_within_budget({case: case.judge(*alone)})
         assert all(torch.equal(a, b) for result in results[k] for a, b in zip(result, alone, strict=True))
 

@@ -341,9 +341,8 @@ def test_a_narrow_result_may_be_rounded_once():
 
 def gradient(x, dy):
     """(P, dX) by the kernels."""
-    leaf = x.detach().requires_grad_()
-    p = sinkhorn(leaf, form="log", backward="implicit", implementation="helion")
-    return p.detach(), torch.autograd.grad(p, leaf, dy)[0]
+    options = {"form": "log", "backward": "implicit", "implementation": "helion"}
+    return value_and_gradient(lambda t: sinkhorn(t, **options), x, dy)
 
 
 @pytest.mark.gpu

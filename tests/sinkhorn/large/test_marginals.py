@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from autograd_calls import assert_equal, randn
+from autograd_calls import assert_equal, randn, values_and_gradients
 from launches import kernels_on_cpu
 
 from helion_sinkhorn import reference, sinkhorn, sinkhorn_potentials
@@ -26,9 +26,11 @@ def marginals(n: int, m: int, sides: str, batch: int = 3) -> dict[str, torch.Ten
 
 def results(function, x, given, dtype, dy, **options):
     """P and the gradients of the logits and of the marginals."""
-    leaves = [t.to(dtype).requires_grad_() for t in (x, *given.values())]
-    p = function(leaves[0], form="log", **dict(zip(given, leaves[1:], strict=True)), **options)
-    return [p.detach(), *torch.autograd.grad(p, leaves, dy.to(dtype))]
+
+    def of(x, *values):
+        return function(x, form="log", **dict(zip(given, values, strict=True)), **options)
+
+    return values_and_gradients(of, [t.to(dtype) for t in (x, *given.values())], [dy])
 
 
 def assert_near(found, true, tolerance):
@@ -128,15 +130,15 @@ def test_potentials_and_their_gradients(n, m, first):
     given["log_col_marginals"] = given["log_col_marginals"].expand(2, m)
     upstream = [randn(2, k, seed=7, dtype=torch.float64) for k in (n, m)]
 
-    def of(function):
-        leaves = [t.clone().requires_grad_() for t in (x, *given.values())]
-        found = function(*leaves)
-        return [*(t.detach() for t in found), *torch.autograd.grad(found, leaves, upstream)]
+    def potentials(x, r, c):
+        given = {"log_row_marginals": r, "log_col_marginals": c}
+        return sinkhorn_potentials(x, 3, first=first, temperature=2.0, **given)
 
-    found = of(lambda x, r, c: sinkhorn_potentials(
-        x, 3, first=first, temperature=2.0, log_row_marginals=r, log_col_marginals=c
-    ))  # fmt: skip
-    true = of(lambda x, r, c: reference.potentials(x / 2, 3, r, c, first=first))
+    tensors = x, *given.values()
+    found = values_and_gradients(potentials, tensors, upstream)
+    true = values_and_gradients(
+        lambda x, r, c: reference.potentials(x / 2, 3, r, c, first=first), tensors, upstream
+    )
     assert_near(found, true, 1e-11)
     p = sinkhorn(x, 3, form="log", first=first, temperature=2.0, **given)
     f, g = found[:2]
@@ -150,13 +152,10 @@ def test_without_options_a_call_has_the_bits_it_had():
 
 def test_a_temperature_divides_the_logits():
     x, dy = randn(8, 16, 12, dtype=torch.bfloat16), randn(8, 16, 12, seed=1)
-    leaf = x.clone().requires_grad_()
-    p = sinkhorn(leaf, 5, form="log", temperature=0.1)
-    assert p.dtype == torch.bfloat16
+    p, dx = values_and_gradients(lambda t: sinkhorn(t, 5, form="log", temperature=0.1), [x], [dy])
+    assert (p.dtype, dx.dtype) == (torch.bfloat16, torch.bfloat16)
     wide = x.float() / 0.1
     torch.testing.assert_close(p, sinkhorn(wide, 5, form="log", out_dtype=torch.bfloat16), rtol=0, atol=0)
-    (dx,) = torch.autograd.grad(p, leaf, dy.bfloat16())
-    assert dx.dtype == torch.bfloat16
 
 
 def test_no_iterations():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from autograd_calls import randn
+from autograd_calls import randn, values_and_gradients
 
 from helion_sinkhorn import sinkhorn
 from helion_sinkhorn.recipes import log_optimal_transport, sinkhorn_knopp_teacher, sinkhorn_router
@@ -19,12 +19,6 @@ def superglue(scores, bin_score, iters):
     return found.log_optimal_transport(scores, bin_score, iters)
 
 
-def value_and_gradients(function, *tensors, upstream):
-    leaves = [t.clone().requires_grad_() for t in tensors]
-    y = function(*leaves)
-    return [y.detach(), *torch.autograd.grad(y, leaves, upstream)]
-
-
 @pytest.mark.parametrize("bins", [(), (1, 1), (2, 1, 1)])
 @pytest.mark.parametrize(("n", "m"), [(5, 7), (1, 3), (60, 40), (190, 150)])
 @pytest.mark.parametrize(
@@ -33,10 +27,10 @@ def value_and_gradients(function, *tensors, upstream):
 def test_superglue(n, m, iters, bins):
     scores, upstream = randn(2, n, m, dtype=FLOAT64, scale=3), randn(2, n + 1, m + 1, seed=1, dtype=FLOAT64)
     bin_score = randn(*bins, seed=2, dtype=FLOAT64)
-    found = value_and_gradients(
-        lambda s, b: log_optimal_transport(s, b, iters), scores, bin_score, upstream=upstream
+    found, true = (
+        values_and_gradients(of, [scores, bin_score], [upstream], iters=iters)
+        for of in (log_optimal_transport, superglue)
     )
-    true = value_and_gradients(lambda s, b: superglue(s, b, iters), scores, bin_score, upstream=upstream)
     for a, b in zip(found, true, strict=True):
         assert a.shape == b.shape
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
@@ -47,7 +41,7 @@ def test_superglue_in_float32_errs_as_it_does():
 
     def of(function, dtype):
         given = scores.to(dtype), torch.ones((), dtype=dtype)
-        return value_and_gradients(lambda s, b: function(s, b, 50), *given, upstream=upstream.to(dtype))
+        return values_and_gradients(function, given, [upstream], iters=50)
 
     true = of(superglue, FLOAT64)
     for a, b, exact in zip(of(log_optimal_transport, torch.float32), of(superglue, torch.float32), true,
