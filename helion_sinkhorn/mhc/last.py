@@ -78,9 +78,9 @@ def hc_last(
     Numerical policy: the new streams are rounded to the dtype of x, as between the functions, and y as
         `hc_pre` rounds it.  Where no gradient is needed one kernel reads f and x and writes y, for up to 4
         streams of up to 8192 columns, or with a head two, for 2 to 4 streams; a call that needs one, or that
-        kernels do not take, is the functions.  Both have the same bits without a norm and a head; the sums of these are in another
-        order, and those of a head as exact as in `hc_mixes`.  A token's result does not depend on the tokens
-        around it.
+        kernels do not take, is the functions.  Both have the same bits without a norm and a head; the sums of
+        these are in another order, and those of a head as exact as in `hc_mixes`.  A token's result does not
+        depend on the tokens around it.
 
     Raises:
         TypeError: what `hc_post`, `hc_pre` and `hc_head` raise, who name a head's fields without it; head is

@@ -12,6 +12,7 @@ from hc_boundaries import boundary_inputs
 from launches import OPERATORS, kernels_on_cpu
 
 from helion_sinkhorn import Out, hc_head, hc_post, hc_pre, hc_site, nn
+from helion_sinkhorn.mhc import functional, last, quantized
 from helion_sinkhorn.ops.mhc.post import api as post_api
 from helion_sinkhorn.ops.mhc.site import crossing
 
@@ -26,6 +27,9 @@ def where(request):
     """PyTorch and the kernels in turn."""
     if request.param == "kernels":
         request.getfixturevalue("kernels")
+        patch = request.getfixturevalue("monkeypatch")
+        for module in (functional, last, quantized):
+            kernels_on_cpu(patch, module.__name__)
 
 
 def inputs(*lead, n=4, c=24, dtype=torch.bfloat16):
@@ -75,8 +79,10 @@ def test_kernels_leave_nothing_to_copy(kernels, n, monkeypatch):
         copied.extend([] if into is None or found is into else [into])
         return found
 
-    for place in (crossing, post_api):
+    for place in (crossing, post_api, last, functional, quantized):
         monkeypatch.setattr(place, "written", written)
+    for place in (last, functional, quantized):
+        kernels_on_cpu(monkeypatch, place.__name__)
     given = inputs(6, n=n)
     f, x, post, comb, fn, scale, base, *_ = given
     for own in (False, True):
@@ -84,6 +90,12 @@ def test_kernels_leave_nothing_to_copy(kernels, n, monkeypatch):
     y, *coefficients, _ = hc_site(x, fn, scale, base)
     hc_site(x, fn, scale, base, out=Out(y, None, *coefficients))
     hc_post(f, x, post, comb, out=x)
+    head = last.Head(fn[:n], scale[:1], base[:n])
+    for options in ({}, {"head": head}):
+        last.hc_last(f, x, post, comb, **options, out=y)
+    hc_head(x, *head[:3], out=y)
+    u = torch.ones(6, 32)
+    quantized.quantize(u, group=32, out=quantized.quantize(-u, group=32))
     assert copied == []
 
 
@@ -161,13 +173,23 @@ def test_a_module_and_inference_mode(where):
 
 def test_autograd_hears_of_it(where):
     """What it saved before is written over."""
-    f, x, post, comb, *_ = inputs(6)
-    leaf = torch.ones((), requires_grad=True)
-    saved = (leaf * x).sum()
-    with torch.no_grad():
-        hc_post(f, x, post, comb, out=x)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        saved.backward()
+    f, x, post, comb, fn, scale, base, *_ = inputs(6)
+    leaf, head = torch.ones((), requires_grad=True), last.Head(fn[:4], scale[:1], base[:4])
+    y = torch.empty_like(f)
+    u = torch.ones(6, 32)
+    values, scales = quantized.quantize(u, group=32)
+    for out, call in (
+        (x, lambda: hc_post(f, x, post, comb, out=x)),
+        (y, lambda: hc_head(x, *head[:3], out=y)),
+        (y, lambda: last.hc_last(f, x, post, comb, out=y)),
+        (y, lambda: last.hc_last(f, x, post, comb, head=head, out=y)),
+        (scales, lambda: quantized.quantize(u, group=32, out=quantized.Quantized(values, scales))),
+    ):
+        saved = (leaf * out).sum()
+        with torch.no_grad():
+            call()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            saved.backward()
 
 
 def test_a_compiler_copies():

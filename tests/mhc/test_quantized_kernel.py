@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 import torch
+from autograd_calls import assert_equal
 from cuda_graphs import capture
-from float8_specification import assert_same
+from float8_specification import assert_same, bytes_of
 from launches import kernels_on_cpu, noted_on_cpu
 from torch._subclasses import FakeTensorMode
 
@@ -63,6 +64,8 @@ def test_out(monkeypatch, where, scales, layout):
         u = drawn(*shape)
         expected = quantize(u, **options)
         out = quantize(-4 * u, **options)
+        memory = out.scales.mT if layout == "column" else out.scales
+        memory.view(torch.uint8).fill_(7)
         found = quantize(u, **options, out=out)
         assert all(a is b for a, b in zip(found, out, strict=True))
         assert_same(found, expected)
@@ -78,6 +81,23 @@ def test_out(monkeypatch, where, scales, layout):
             quantize(u, **options, out=Quantized(*change))
     with pytest.raises(TypeError, match=r"out is a tuple; pass helion_sinkhorn\.mhc\.quantized\.Quantized"):
         quantize(u, **options, out=(values, of_u))
+
+
+def test_out_of_some_tokens_changes_no_others(by_kernel):
+    """Scales by columns are packed: those of 5 and of 8 tokens have the same strides."""
+    options = {"group": 32, "scales": "e8m0", "layout": "column"}
+    u, whole = drawn(5, 160), quantize(drawn(8, 160), **options)
+    others = [bytes_of(t[5:]) for t in whole]
+    found = quantize(u, **options, out=Quantized(*[t[:5] for t in whole]))
+    assert_same(found, quantize(u, **options))
+    assert_equal([bytes_of(t[5:]) for t in whole], others)
+
+
+def test_sizes_may_be_symbols():
+    run = torch.compile(lambda u: quantize(u, scales="e8m0", layout="column"), dynamic=True,
+                        backend="aot_eager", fullgraph=True)  # fmt: skip
+    u = drawn(3, 256)
+    assert_same(run(u), quantize(u, scales="e8m0", layout="column"))
 
 
 def test_a_compiler_copies_into_out():

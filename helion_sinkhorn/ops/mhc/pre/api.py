@@ -91,7 +91,7 @@ def collapsed(x, pre, norm: Norm | None, implementation, direct: torch.Tensor | 
         register_sharding_for(x, pre)
         if direct is not None and serves == "helion":
             count_change(direct)
-            return torch_op.forward(x, pre, serves, out=direct)
+            return torch_op.forward(x, pre, serves, into=direct)
         run = torch_op.HcPre.apply if differentiates(x, pre) else torch_op.call
         return run(x, pre, serves)
     beyond = (lambda: "the kernels normalise at least 2 entries, C is 1") if x.size(-1) == 1 else None

@@ -46,11 +46,11 @@ def call_for(n: int, columns: int, dtype: torch.dtype) -> PreCall:
 
 
 def forward(
-    x: torch.Tensor, pre: torch.Tensor, choice: Choice | None = None, out: Some = None
+    x: torch.Tensor, pre: torch.Tensor, choice: Choice | None = None, into: Some = None
 ) -> torch.Tensor:
-    """y (..., C), or `out`; the contract is api.hc_pre's."""
+    """y (..., C), or `into`; the contract is api.hc_pre's."""
     n, columns = x.shape[-2:]
-    y = room(out, x, (*x.shape[:-2], columns), x.dtype)
+    y = room(into, x, (*x.shape[:-2], columns), x.dtype)
     x, pre, out = flattened_streams(x), flattened(pre, 1), y.view(-1, columns)
     call = call_for(n, columns, x.dtype)
     launch(KERNELS[FORWARD], call, (x, pre, out), batch=len(x), choice=choice)

@@ -15,10 +15,10 @@ FORWARD, BACKWARD = "hc_pre", "hc_pre_backward"
 implementations = Implementations("helion_sinkhorn.ops.mhc.pre.launch", eager)
 
 
-def forward(x, pre, implementation, **out):
+def forward(x, pre, implementation, **into):
     """y; see api.hc_pre."""
     with implementations.chosen_for(x, implementation) as module:
-        return module.forward(x, pre) if module is eager else module.forward(x, pre, **out)
+        return module.forward(x, pre) if module is eager else module.forward(x, pre, **into)
 
 
 def backward(dy, x, pre, implementation, wanted):
