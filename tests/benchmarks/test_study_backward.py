@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -28,13 +29,8 @@ def test_the_picture_marks_what_is_exact_by_definition(tmp_path, monkeypatch):
 
     shown = []
     monkeypatch.setattr(pyplot.Figure, "savefig", lambda figure, *_, **__: shown.append(figure))
-    errors = {
-        (4, name, t, method): torch.ones(3)
-        for name in LOGITS
-        for t in study.ITERATIONS
-        for method in study.METHODS
-    }
-    study.figure(list(LOGITS), errors, tmp_path / "x.png")
+    cells = itertools.product([4], LOGITS, study.ITERATIONS, study.METHODS)
+    study.figure(list(LOGITS), {cell: torch.ones(3) for cell in cells}, tmp_path / "x.png")
     pyplot.close(shown[0])
     hatched = {axis.get_title(): axis.patches for axis in shown[0].axes if axis.patches}
     (block,) = hatched.pop("last 5 iterations")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-
 import pytest
 
 pytest.importorskip("pandas", reason="needs the bench extra, which make installs")
@@ -15,10 +13,9 @@ RUN = {"commit": "abc", "utc": "2026-01-02T03:04:05Z", "torch_version": "1", "tr
 
 
 def write(path, rows):
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    table = Table(path, {})
+    table.rows += rows
+    table.write()
 
 
 @pytest.fixture
@@ -36,9 +33,8 @@ def test_a_model_s_step_is_written_and_becomes_the_table(whole_calls, tmp_path, 
     from benchmarks.demo_model import run
 
     assert whole_calls.model_step() == ""
-    monkeypatch.setattr(
-        run, "step_costs", lambda device: {"original": (55.123, 2868.4), "patched": (36.3, 1250.6)}
-    )
+    costs = {"original": (55.123, 2868.4), "patched": (36.3, 1250.6)}
+    monkeypatch.setattr(run, "step_costs", lambda device: costs)
     run.print_costs("cpu", tmp_path / "model_step.csv")
     text = whole_calls.model_step()
     assert "| transformers | 55.12 | 2,868 |\n| patched with helion_sinkhorn | 36.3 | 1,251 |" in text

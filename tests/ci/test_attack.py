@@ -19,7 +19,7 @@ EVERY = {"linear_attention": 72}
 FEW = [
     pytest.param(wrong, on, id=f"{operator}: {wrong.name}")
     for operator in attack.WRONG
-    for wrong, on in [(w, on) for w, on in attack.placed(operator) if on not in SLOW][
+    for wrong, on in [row for row in attack.placed(operator) if row[1] not in SLOW][
         :: EVERY.get(operator, 24)
     ]
 ]
@@ -49,14 +49,12 @@ def test_what_is_made_wrong_is_right(on, of):
     assert attack.verdicts(attack.operator_of(attack.WORKLOADS[on]).right, on, of) == []
 
 
+LONG = pytest.mark.nightly("5 to 13 s; the rows of test_accuracy.py pass always")
+
+
 @pytest.mark.parametrize(
     "operator",
-    [
-        pytest.param(o, marks=pytest.mark.nightly("5 to 13 s; the rows of test_accuracy.py pass always"))
-        if o in ("linear_attention", "implicit")
-        else o
-        for o in attack.OPERATORS
-    ],
+    [pytest.param(o, marks=[LONG] * (o in ("linear_attention", "implicit"))) for o in attack.OPERATORS],
 )
 def test_what_is_computed_in_float64_is_right(operator):
     """Most wrong implementations are made of it: nothing of its own is found."""
@@ -69,11 +67,8 @@ def test_what_is_computed_in_float64_is_right(operator):
 
 def test_each_is_tested_by_results_that_there_are():
     for operator in attack.WRONG:
-        results = {
-            w.name: {*operator_for(w).results(w)}
-            for w in attack.tagged("ci", object)
-            if attack.OPERATORS[operator].takes(w)
-        }
+        taken = [w for w in attack.tagged("ci", object) if attack.OPERATORS[operator].takes(w)]
+        results = {w.name: {*operator_for(w).results(w)} for w in taken}
         for wrong, on in attack.placed(operator):
             assert {*wrong.of} <= set().union(*results.values()), wrong.name
             assert not wrong.of or {*wrong.of} & results[on], wrong.name

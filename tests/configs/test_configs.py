@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from launches import launching_as
+from launches import at_an_h200, launching_as
 from stored import FIELDS, KERNEL, VARIANT, entry, file_of, write
 
 from helion_sinkhorn.configs import device, lookup, settings, store
@@ -104,10 +104,8 @@ def test_match(vendor, arch, units, name, key):
 def test_devices_table():
     assert all(key == d.key for key, d in DEVICES.items())
     # a family never spans vendors, or lookup would
-    vendors = {}
-    for d in DEVICES.values():
-        vendors.setdefault(d.family, set()).add(d.vendor)
-    assert all(len(v) == 1 for v in vendors.values())
+    families = {(d.family, d.vendor) for d in DEVICES.values()}
+    assert len(families) == len({family for family, _ in families})
     assert {d.key: d.asm for d in DEVICES.values()} == {
         "h100": "ptx", "h200": "ptx", "b200": "ptx", "gb200": "ptx",
         "mi300x": "gcn", "mi350": "gcn", "mi355x": "gcn",
@@ -224,6 +222,7 @@ BROKEN = {
     "entries are a number": file_of(3),
     "entries are null": file_of(None),
     "an entry is text": file_of([entry(), "text"]),
+    "two entries for one key": file_of([entry(8), entry(8)]),
     "a field is missing": file_of([entry(), {"key": {"n": 4}}]),
     "no config": file_of([without("config", entry())]),
     "batch is text": file_of([entry("many")]),
@@ -496,7 +495,7 @@ def test_another_triton_s_entry_is_said_once_and_named(shipped, monkeypatch, cap
 
 def launched(monkeypatch, batch, n=4, m=4, n_iters=20):
     """A launch on an H200."""
-    launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "ptx", False))
+    launching_as(monkeypatch, device_at=at_an_h200)
     call = SinkhornCall(True, 1, "float32", n, m, n_iters)
     door.launch_chosen(KERNELS[KERNEL], call, batch, torch.empty(0), lambda chosen: None)
 

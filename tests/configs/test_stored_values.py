@@ -46,9 +46,7 @@ def changes(given):
                     yield {**given, part: {**right, name: wrong}}
 
 
-@pytest.mark.parametrize(
-    "kernel", sorted(p.stem for p in (SHIPPED / "h200").glob("*.json") if p.stem in KERNELS)
-)
+@pytest.mark.parametrize("kernel", sorted({p.stem for p in (SHIPPED / "h200").glob("*.json")} & {*KERNELS}))
 def test_a_value_outside_of_the_kernel_s_space_is_one_warning_and_the_default(
     kernel, tmp_path, monkeypatch, caplog
 ):
@@ -98,6 +96,5 @@ def test_check_names_what_is_wrong_with_an_entry(kernel, part, change, said, tmp
     data = shipped(kernel)
     values = {**data["entries"][0][part], **change}
     data["entries"][0][part] = {name: value for name, value in values.items() if value is not None}
-    (tmp_path / "h200").mkdir()
-    (tmp_path / "h200" / f"{kernel}.json").write_text(json.dumps(data))
+    write(tmp_path, [], kernel=kernel).write_text(json.dumps(data))
     assert sum(re.search(said, line) is not None for line in cache.complaints(tmp_path)) == 1

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.ops.sinkhorn import api as sinkhorn_api
 from helion_sinkhorn.runtime import checks, dispatch
 from helion_sinkhorn.runtime import launch as door
@@ -26,6 +27,11 @@ def launching_as(monkeypatch: pytest.MonkeyPatch, **ways: Any) -> None:
     """Make launches with these fields of a Launcher until the test ends, in every thread."""
     launcher = dataclasses.replace(door._launcher.get(), **ways)
     monkeypatch.setattr(door, "_launcher", ContextVar("launcher", default=launcher))
+
+
+def at_an_h200(index: int) -> tuple[Device, str, bool]:
+    """`device_at` where an H200 is."""
+    return DEVICES["h200"], "ptx", False
 
 
 def on_the_gpu(asked: str, name: str, x: torch.Tensor, beyond: Any = None) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 from forked import printed
-from launches import launching_as
+from launches import at_an_h200, launching_as
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.ops.sinkhorn import launch, torch_op
 from helion_sinkhorn.runtime import ahead, choices, dispatch
 from helion_sinkhorn.runtime.direct import upcoming
@@ -28,7 +28,7 @@ def begun(monkeypatch, fresh_caches):
     monkeypatch.setattr(ahead, "begin", lambda *call: calls.append(call))
     monkeypatch.setattr(dispatch, "_programs", {})
     monkeypatch.setattr(dispatch, "compiled", lambda kernel, args: lambda *given: None)
-    launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "ptx", False))
+    launching_as(monkeypatch, device_at=at_an_h200)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     return calls
 
@@ -65,9 +65,8 @@ def test_a_forward_that_fails_leaves_nothing_to_begin(monkeypatch):
 def test_the_backward_waits_for_what_is_under_way(monkeypatch):
     """Not compiled twice."""
     done = []
-    monkeypatch.setattr(
-        dispatch, "compiling", {"function": SimpleNamespace(wait=lambda: done.append("waited"))}
-    )
+    compiled = SimpleNamespace(wait=lambda: done.append("waited"))
+    monkeypatch.setattr(dispatch, "compiling", {"function": compiled})
     monkeypatch.setattr(dispatch, "specialisation", lambda *given: given)
     monkeypatch.setattr(dispatch, "launch", lambda *given, **options: done.append("launched"))
     dispatch.launch_binary("function", (1,))
@@ -89,9 +88,7 @@ def test_the_thread_traces_nothing_while_helion_is_imported(monkeypatch):
 
 
 def test_whatever_fails_in_the_thread_releases_who_waits(monkeypatch, caplog):
-    def fail():
-        raise RuntimeError("no compiler")
-
+    fail = mock.Mock(side_effect=RuntimeError("no compiler"))
     monkeypatch.setattr(ahead, "compilations", lambda *given, device: [("first", fail), ("second", fail)])
     monkeypatch.setattr(torch.cuda, "device", lambda device: threading.Lock())
     with pytest.raises(RuntimeError):
@@ -102,7 +99,7 @@ def test_whatever_fails_in_the_thread_releases_who_waits(monkeypatch, caplog):
 def test_a_failure_in_the_thread_refuses_no_stored_config(monkeypatch, fresh_caches):
     """Tensors without data may fail where a call's tensors do not."""
     monkeypatch.setattr(upcoming, "notes", False)
-    monkeypatch.setattr(ahead, "device_at", lambda index: (DEVICES["h200"], "ptx", False))
+    monkeypatch.setattr(ahead, "device_at", at_an_h200)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(launch, "constants", lambda *given: [].pop())
     x = torch.empty(8192, 4, 4, device="meta")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy
@@ -15,7 +16,7 @@ import helion_sinkhorn as hs
 N, C = 4, 8
 SITE = randn(24, N * C), torch.ones(3), torch.zeros(24)
 X, F, POST, COMB = randn(3, N, C), randn(3, C, seed=1), randn(3, N, seed=2), randn(3, N, N, seed=3)
-TOKENS = randn(1, 5, 2, 3)
+TOKENS, PARTS, SQUARES = randn(1, 5, 2, 3), randn(2, 3, 24), randn(2, 3) ** 2
 FIRST = {
     "sinkhorn": ("logits", COMB, hs.sinkhorn),
     "plan": ("logits", COMB, hs.plan),
@@ -58,11 +59,11 @@ def test_what_is_no_tensor_of_floats_is_named_with_how_it_becomes_one(function):
         call(numpy.ones(2))
 
 
+@dataclass
 class Index:
     """An integer that operator.index accepts, such as numpy's."""
 
-    def __init__(self, value):
-        self.value = value
+    value: int
 
     def __index__(self):
         return self.value
@@ -75,10 +76,7 @@ INTEGERS = {
     "FusedMHC": (3, lambda i: hs.nn.FusedMHC(i)(COMB)),
     "SinkhornLaneMixer": (N, lambda i: hs.nn.SinkhornLaneMixer(i, i)(X)),
     "hc_split_sinkhorn": (N, lambda i: hs.hc_split_sinkhorn(randn(3, 24), *SITE[1:], i, i)),
-    "reduce": (
-        9,
-        lambda i: hs.hc_split_sinkhorn(randn(2, 3, 24), *SITE[1:], reduce=hs.Reduce(randn(2, 3) ** 2, i)),
-    ),
+    "reduce": (9, lambda i: hs.hc_split_sinkhorn(PARTS, *SITE[1:], reduce=hs.Reduce(SQUARES, i))),
     "hc_site": (3, lambda i: hs.hc_site(X, *SITE, i)),
     "hc_boundary": (3, lambda i: hs.hc_boundary(F, X, POST, COMB, None, *SITE, i)),
     "hc_coeffs": (3, lambda i: hs.hc_coeffs(X, *SITE, i)),

@@ -41,7 +41,21 @@ def test_a_program_is_found_by_what_decides_its_code(file, monkeypatch):
     assert found()() == 41
     assert found(("another config", DECIDED[1])) is None
     assert found(kernel=KERNELS["sinkhorn_backward"]) is None
-    monkeypatch.setattr(program_cache, "target", lambda device: ("another device",))
+    for owner, name, other in (
+        (program_cache, "target", lambda device: ("another device",)),
+        (shipped, "source", lambda kernel: "another digest"),
+        (settings, "CACHE_DIR", "off"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, other)
+            shipped.programs.cache_clear()
+            assert found() is None, name
+    monkeypatch.setenv("HELION_STATIC_SHAPES", "1")
+    assert found() is None
+    monkeypatch.delenv("HELION_STATIC_SHAPES")
+    # a package without the file generates
+    file.unlink()
+    shipped.programs.cache_clear()
     assert found() is None
 
 
@@ -64,11 +78,6 @@ def test_versions_that_decide(file, monkeypatch, package, version, is_found):
     assert (found() is not None) is is_found
 
 
-def test_programs_of_another_source_are_not_used(file, monkeypatch):
-    monkeypatch.setattr(shipped, "source", lambda kernel: "another digest")
-    assert found() is None
-
-
 @pytest.mark.parametrize(
     "changed", [KERNEL.body, *[f"helion_sinkhorn.runtime.generated:{m}" for m in shipped.MAKERS]]
 )
@@ -76,19 +85,6 @@ def test_the_source_is_that_of_the_kernel_and_of_what_makes_its_code(changed, mo
     before, own = shipped.source(KERNEL), shipped.fingerprint_of
     monkeypatch.setattr(shipped, "fingerprint_of", lambda f: "edited" if f == changed else own(f))
     assert shipped.source(KERNEL) != before
-
-
-def test_what_changes_generated_code_keeps_them_from_being_used(file, monkeypatch):
-    monkeypatch.setenv("HELION_STATIC_SHAPES", "1")
-    assert found() is None
-    monkeypatch.delenv("HELION_STATIC_SHAPES")
-    monkeypatch.setattr(settings, "CACHE_DIR", "off")
-    assert found() is None
-
-
-def test_a_package_without_a_file_generates(file):
-    file.unlink()
-    assert found() is None
 
 
 def damages(good: bytes):

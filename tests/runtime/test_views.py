@@ -21,15 +21,11 @@ def test_matrices_beyond_32_bit_offsets_are_copied_where_their_number_does_not_s
     assert found.stride() == (distance, 4, 1)
 
 
-def test_what_is_flat_already_is_returned_itself():
+def test_new_tensors_of_any_size_and_flat_ones_are_returned_themselves():
     x = WHOLE.view(4, 3, 8)
     assert flattened(x, 2) is x
-
-
-@pytest.mark.parametrize("shape", [(1, 24), (3, 1, 8), (1,), ()], ids=str)
-def test_new_tensors_of_any_size_are_returned_themselves(shape):
-    x = torch.zeros(shape)
-    assert placed(x) is x
+    for new in map(torch.zeros, [(1, 24), (3, 1, 8), (1,), ()]):
+        assert placed(new) is new
 
 
 def test_an_axis_of_one_has_the_strides_of_a_new_tensor():
@@ -53,13 +49,12 @@ def test_one_of_a_batch_has_the_strides_of_a_batch_of_one(steps):
 @pytest.mark.parametrize(
     ("x", "kept", "copied"),
     [
-        (WHOLE.view(2, 2, 3, 8), 2, False),
-        (WHOLE.view(12, 8), 2, False),
-        (WHOLE.view(4, 3, 8).transpose(1, 2), 2, True),
-        (WHOLE[1:].view(5, 19), 1, True),
-        (WHOLE[4:].view(4, 23), 1, False),
+        pytest.param(WHOLE.view(2, 2, 3, 8), 2, False, id="two axes before"),
+        pytest.param(WHOLE.view(12, 8), 2, False, id="none before"),
+        pytest.param(WHOLE.view(4, 3, 8).transpose(1, 2), 2, True, id="not contiguous"),
+        pytest.param(WHOLE[1:].view(5, 19), 1, True, id="off the grid"),
+        pytest.param(WHOLE[4:].view(4, 23), 1, False, id="on the grid"),
     ],
-    ids=["two axes before", "none before", "not contiguous", "off the grid", "on the grid"],
 )
 def test_the_rest_is_a_view_or_a_copy_of_the_same_values(x, kept, copied):
     found = flattened(x, kept)

@@ -10,23 +10,15 @@ from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import candidates
-from helion_sinkhorn.runtime.launch import forget
 
 KERNEL, CALL, H100 = KERNELS["sinkhorn_backward"], SinkhornCall(True, 1, "float32", 4, 4, 20), DEVICES["h100"]
 IN_ORDER = {"lean": True, "length": 19, "ordered": True, "paired": True, "pivoted": True, "thread": (4, 4)}
 
 
 @pytest.fixture
-def running(monkeypatch):
+def running(monkeypatch, fresh_caches):
     """A function that makes a version the running one."""
-
-    def run(minor: str) -> None:
-        monkeypatch.setattr(store, "triton_minor", lambda: minor)
-        forget()
-
-    yield run
-    monkeypatch.undo()
-    forget()
+    return lambda minor: monkeypatch.setattr(store, "triton_minor", lambda: minor)
 
 
 @pytest.mark.parametrize(("minor", "tried"), [("3.8", False), ("3.9", True)])
