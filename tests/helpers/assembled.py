@@ -12,14 +12,14 @@ from ci.emulator.memory import Arena
 from ci.emulator.registers import LANES, SCALARS, Waves, operand
 from ci.emulator.waits import Waits
 
-HEAD = """\t.amdgcn_target "amdgcn-amd-amdhsa-unknown-{arch}"
+HEAD = """\t.amdgcn_target "amdgcn-amd-amdhsa-unknown-gfx950"
 \t.globl\tkernel
 kernel:
 """
 TAIL = """
 \t.section\t.rodata
 \t.amdhsa_kernel kernel
-\t\t.amdhsa_user_sgpr_count {count}
+\t\t.amdhsa_user_sgpr_count 2
 \t\t.amdhsa_user_sgpr_kernarg_segment_ptr 1
 \t\t.amdhsa_user_sgpr_kernarg_preload_length 0
 \t\t.amdhsa_system_sgpr_workgroup_id_x 1
@@ -39,61 +39,40 @@ PROLOGUE = """
 """s[4:7] becomes the buffer of the one argument, v1 the byte offset of a lane's word; s2 is the workgroup."""
 
 
-def program(body: str, arch: str = "gfx950", scratch: int = 0) -> text.Program:
+def program(body: str, scratch: int = 0) -> text.Program:
     """The body after PROLOGUE, s_endpgm after it."""
     stripped = (line.strip() for line in body.split("\n"))
     lines = "\n".join(line if line.endswith(":") else f"\t{line}" for line in stripped)
-    listing = (
-        HEAD.format(arch=arch) + PROLOGUE + lines + "\n\ts_endpgm\n" + TAIL.format(count=2, scratch=scratch)
-    )
-    return text.parse(listing)
+    return text.parse(f"{HEAD}{PROLOGUE}{lines}\n\ts_endpgm\n{TAIL.format(scratch=scratch)}")
 
 
-def run(
-    body: str,
-    content: np.ndarray,
-    *,
-    waves: int = 1,
-    grid: int = 1,
-    lds: int = 0,
-    model: Model | None = None,
-    **options,
-) -> np.ndarray:
+def run(body: str, content: np.ndarray, *, waves=1, grid=1, lds=0, scratch=0, model: Model | None = None):
     """What a program makes of a buffer."""
-    loaded = machine.load(program(body, **options))
+    loaded = machine.load(program(body, scratch))
 
     def arguments(arena: Arena, empty: bytes) -> bytes:
         return arena.address("buffer").to_bytes(8, "little") + empty[8:]
 
-    regions = {"buffer": np.ascontiguousarray(content).view(np.uint8)}
-    arena = machine.launched(
-        loaded, grid, waves, lds, regions, model or Model(), arguments, {"buffer": content.dtype.itemsize}
-    )  # fmt: skip
+    regions, sizes = {"buffer": np.ascontiguousarray(content).view(np.uint8)}, {"buffer": content.itemsize}
+    arena = machine.launched(loaded, grid, waves, lds, regions, model or Model(), arguments, sizes)
     return arena.content("buffer").view(content.dtype)
 
 
-def waves_with(vectors: dict[int, np.ndarray], scalars: dict[int, int] | None = None, active=None) -> Waves:
-    """One wave with given registers; the others hold quiet NaNs."""
+def step(line: str, vectors: dict[int, np.ndarray], scalars=None, active=None) -> Waves:
+    """The registers of one wave after one instruction; those that are not given hold quiet NaNs."""
     v = np.full((64, 1, LANES), 0x7FC0_0123, np.uint32)
     s = np.full((SCALARS, 1), 0x7FC0_0456, np.uint32)
     for at, value in vectors.items():
-        v[at, 0] = np.asarray(value).view(np.uint32) if np.asarray(value).dtype.itemsize == 4 else value
+        v[at, 0] = np.asarray(value).view(np.uint32) if np.asarray(value).itemsize == 4 else value
     for at, value in (scalars or {}).items():
         s[at, 0] = value & 0xFFFF_FFFF
     active = np.ones((1, LANES), bool) if active is None else np.asarray(active)[None]
     world = World(Arena({}), Functions(), "nearest", 1, 0, machine.ORDERS["highest"])
     zero = np.zeros(1, int)
-    return Waves(
+    w = Waves(
         v, s, np.zeros(1, bool), active, zero, zero, world, 0, bool(active.all()), Waits(), Hazards("gfx950")
     )
-
-
-def step(
-    line: str, vectors: dict[int, np.ndarray], scalars: dict[int, int] | None = None, active=None
-) -> Waves:
-    """The registers after one instruction."""
     ins = text.instruction("\t" + line, 1)
-    w = waves_with(vectors, scalars, active)
     with np.errstate(all="ignore"):
         machine.TABLE[ins.op](ins, [operand(o, 32) for o in ins.operands])(w)
     return w

@@ -16,14 +16,9 @@ VARIANT = {"thread": [4, 4], "paired": False, "pivoted": True, "ordered": False}
 
 
 def entry(
-    batch: Any = 4096,
-    fields: dict[str, Any] = FIELDS,
-    config: Any = CONFIG,
-    variant: Any = VARIANT,
-    evidence: Any = "measured",
-    us: float = 1.0,
-    **version: Any,
-) -> dict[str, Any]:
+    batch: Any = 4096, fields: dict[str, Any] = FIELDS, config: Any = CONFIG, variant: Any = VARIANT,
+    evidence: Any = "measured", us: float = 1.0, **version: Any,
+) -> dict[str, Any]:  # fmt: skip
     """One entry, of `triton` where that is given."""
     key = {**fields, "batch": batch, **version}
     return {"key": key, "config": config, "variant": variant, "evidence": evidence, "us": us}
