@@ -13,6 +13,11 @@ from forked import python
 
 ROOT = Path(__file__).resolve().parents[2]
 STUB = ROOT / "tests" / "tritonbench" / "stub"
+CHECKOUT = os.environ.get("TRITONBENCH_DIR", "")
+needs_checkout = pytest.mark.skipif(
+    not CHECKOUT, reason="TRITONBENCH_DIR names no checkout of tritonbench (it is on no package index)"
+)
+TREES = ["stub", pytest.param("checkout", marks=needs_checkout)]
 BEFORE = """
 import json, sys
 import torch
@@ -41,6 +46,10 @@ for arguments in json.loads(sys.argv[1]):
         found.append(str(error))
 print(json.dumps(found))
 """
+
+
+def folder_of(tree: str) -> Path:
+    return STUB if tree == "stub" else Path(CHECKOUT).resolve()
 
 
 def under(tree: Path, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -21,7 +21,7 @@ class Nothing:
     def __getattr__(self, name: str):
         if name.startswith("__"):
             raise AttributeError(name)
-        return self
+        return NOTHING
 
     def __call__(self, *given, **options):
         return self
@@ -30,13 +30,12 @@ class Nothing:
         return False
 
 
+NOTHING = Nothing()
+
+
 class Stub(ModuleType):
     __path__ = ()
-
-    def __getattr__(self, name: str):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Nothing()
+    __getattr__ = Nothing.__getattr__
 
 
 class Struct:
@@ -97,11 +96,15 @@ def vllm(monkeypatch, root: Path | None, layers: Path | None = None) -> ModuleTy
 def sglang(monkeypatch, root: Path | None) -> ModuleType:
     """sglang.srt.plugins.hook_registry, beside the modules that hooks are for."""
     kernels, models = "sglang.kernels.ops.layernorm", "sglang.srt.models"
+    modules = {
+        f"{kernels}.mhc": "kernels/ops/layernorm/mhc.py",
+        f"{kernels}.mhc_head": "kernels/ops/layernorm/mhc_head.py",
+        f"{models}.deepseek_v4_mhc": "srt/models/deepseek_v4_mhc.py",
+        "sglang.srt.plugins.hook_registry": "srt/plugins/hook_registry.py",
+    }
     if root is None:
-        for name in ("mhc", "mhc_head"):
-            load(monkeypatch, f"{kernels}.{name}", STAND_INS / f"sglang_{name}.py")
-        load(monkeypatch, f"{models}.deepseek_v4_mhc", STAND_INS / "sglang_deepseek_v4_mhc.py")
-        return load(monkeypatch, "sglang.srt.plugins.hook_registry", STAND_INS / "sglang_hook_registry.py")
+        files = {of: STAND_INS / f"sglang_{Path(at).name}" for of, at in modules.items()}
+        return [load(monkeypatch, of, file) for of, file in files.items()][-1]
     imported = (
         "sglang.kernels.jit.utils", "sglang.srt.distributed.device_communicators.pynccl_allocator",
         "sglang.srt.environ", "sglang.srt.layers.attention.dsa.utils", "sglang.srt.layers.dp_attention",
@@ -116,10 +119,4 @@ def sglang(monkeypatch, root: Path | None) -> ModuleType:
         put(monkeypatch, name, Stub(name))
     if importlib.util.find_spec("msgspec") is None:
         put(monkeypatch, "msgspec", ModuleType("msgspec")).Struct = Struct
-    files = root / "kernels" / "ops" / "layernorm"
-    for name in ("mhc", "mhc_head"):
-        load(monkeypatch, f"{kernels}.{name}", files / f"{name}.py")
-    load(monkeypatch, f"{models}.deepseek_v4_mhc", root / "srt" / "models" / "deepseek_v4_mhc.py")
-    return load(
-        monkeypatch, "sglang.srt.plugins.hook_registry", root / "srt" / "plugins" / "hook_registry.py"
-    )
+    return [load(monkeypatch, of, root / at) for of, at in modules.items()][-1]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from unittest import mock
 
 import pytest
 import server_modules
@@ -309,41 +310,33 @@ def test_vllm_keeps_the_calls_of_many_tokens_and_parts_of_few(vllm, few_alone, m
         FUSED: (many.residual + 1, many.post, combs, many.x),
         DELAYED: (many.post, combs, many.x, many.pre),
     }
-    calls = {}
-
-    def standing(name):
-        def called(*given):
-            calls[name] = given
-            return made[name]
-
-        return called
+    theirs = mock.Mock(**{f"{name}.return_value": of for name, of in made.items()})
+    for name in made:
+        monkeypatch.setattr(torch.ops.vllm, name, getattr(theirs, name), raising=False)
 
     def run(name, given):
         return getattr(vllm.mhc, calls_of_vllm(few)[name][0])()(*given)
 
-    for name in made:
-        monkeypatch.setattr(torch.ops.vllm, name, standing(name), raising=False)
     wanted = {name: given for name, (_, given) in calls_of_vllm(many).items()}
     results = {name: run(name, given) for name, given in wanted.items()}
     # V4.1's update is made before, by the class for updates
     wanted[DELAYED] = many.residual + 1, *wanted[DELAYED][1:-3]
     for name, arguments in wanted.items():
-        for found, want in zip(calls[name], arguments, strict=True):
+        for found, want in zip(getattr(theirs, name).call_args.args, arguments, strict=True):
             assert torch.equal(found, want) if isinstance(want, torch.Tensor) else found == want, name
     for name, want in {**made, DELAYED: (many.residual + 1, *made[DELAYED])}.items():
         pairs = zip(results[name], want, strict=True) if isinstance(want, tuple) else [(results[name], want)]
         assert all(torch.equal(a, b) for a, b in pairs), name
-    calls.clear()
-    made["hc_head_fused_kernel_tilelang"] = few.x + 1
+    theirs.reset_mock()
     given = {name: given for name, (_, given) in calls_of_vllm(few).items()}
     for name in PARTS:
         run(name, given[name])
     run(DELAYED, given[DELAYED][:-3])
-    assert calls.keys() == {*PARTS, DELAYED}
-    calls.clear()
+    assert {name for name, *_ in theirs.mock_calls} == {*PARTS, DELAYED}
+    theirs.reset_mock()
     streams = hc_post(*few.ours)
     assert all(torch.equal(run(name, given[name])[0], streams) for name in (FUSED, DELAYED))
-    assert not calls
+    assert not theirs.mock_calls
 
 
 def test_vllm_keeps_the_first_layer_s_narrower_projection(vllm, monkeypatch):

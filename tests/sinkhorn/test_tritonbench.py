@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from types import SimpleNamespace
 import forked
 import pytest
 import torch
-from planted import MODES, ROOT, STUB, WITH_GRADIENTS, statuses, under
+from planted import CHECKOUT, MODES, ROOT, TREES, WITH_GRADIENTS, folder_of, needs_checkout, statuses, under
 
 from helion_sinkhorn import Implicit, reference, sinkhorn
 from helion_sinkhorn.lab.draws import make_cotangents
@@ -27,18 +28,9 @@ from tritonbench_ops import launch, measure
 from tritonbench_ops import verdict as gate
 from tritonbench_ops.sinkhorn import backends, cases, compare
 
-CHECKOUT = os.environ.get("TRITONBENCH_DIR", "")
-needs_checkout = pytest.mark.skipif(
-    not CHECKOUT, reason="TRITONBENCH_DIR names no checkout of tritonbench (it is on no package index)"
-)
-TREES = ["stub", pytest.param("checkout", marks=needs_checkout)]
 SMALL = ["--op", "sinkhorn", "--device", "cpu", "--batch", "500", "--n", "4", "--n-iters", "3"]
 QUICK = ["--warmup", "1", "--rep", "1"]
 OURS = "eager,helion_sinkhorn"
-
-
-def folder_of(tree: str) -> Path:
-    return STUB if tree == "stub" else Path(CHECKOUT).resolve()
 
 
 def python(tree: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -65,10 +57,8 @@ def test_importing_the_parts_imports_neither_tritonbench_nor_helion():
 
 def test_cases_are_the_bench_workloads():
     rows = cases.cases(cases.parse([]), torch.bfloat16)
-    assert [(w.n, w.m, w.batch) for w in rows] == [
-        (w.n, w.m, w.batch) for w in tagged("bench") if w.dtype == torch.bfloat16
-    ]
-    assert {w.dtype for w in rows} == {torch.bfloat16}
+    bench = [w for w in tagged("bench") if w.dtype == torch.bfloat16]
+    assert [(w.n, w.m, w.batch, w.dtype) for w in rows] == [(w.n, w.m, w.batch, w.dtype) for w in bench]
 
 
 @pytest.mark.parametrize(
@@ -324,12 +314,10 @@ def test_wrong_results_fail(change, gradient):
 
 def test_errors_are_what_they_are_called():
     found = judged(set_entry(17, 2.0))
-    x = make_logits("randn_1", 600, 4, 4)
-    p = reference.sinkhorn(x.double(), 20)
+    p = reference.sinkhorn(make_logits("randn_1", 600, 4, 4).double(), 20)
     assert found.max_abs == pytest.approx(2 - float(p[17, 1, 2]))
-    spoiled = p.clone()
-    spoiled[17, 1, 2] = 2.0
-    sums = torch.cat([spoiled.sum(-1), spoiled.sum(-2)])
+    p[17, 1, 2] = 2.0
+    sums = torch.cat([p.sum(-1), p.sum(-2)])
     assert found.marginal == pytest.approx(float((sums - 1).abs().max()))
     assert judged(lambda t: 1.5 * t, gradient=True).gradient == pytest.approx(0.5)
 
@@ -545,15 +533,17 @@ def test_all_backends_of_the_package_run():
     assert "left out: " in done.stderr
 
 
+STATUSES = {OURS: 0, "helion_default": 1}
+
+
 @needs_checkout
 def test_run_py_launches_it():
     if "--launch" not in (Path(CHECKOUT) / "run.py").read_text():
         pytest.skip("this tritonbench is older than run.py --launch (February 2026)")
-    for name, status in ((OURS, 0), ("helion_default", 1)):
-        arguments = [*SMALL, *QUICK, "--only", name]
-        for isolated in ([], ["--isolate"]):
-            done = python("checkout", "run.py", "--launch", "tritonbench_ops.launch", *arguments, *isolated)
-            assert done.returncode == status, done.stderr[-3000:]
+    launched = "run.py", "--launch", "tritonbench_ops.launch", *SMALL, *QUICK, "--only"
+    for (name, status), isolated in itertools.product(STATUSES.items(), ([], ["--isolate"])):
+        done = python("checkout", *launched, name, *isolated)
+        assert done.returncode == status, done.stderr[-3000:]
 
 
 @needs_checkout
@@ -562,9 +552,9 @@ def test_plain_run_py_finds_a_link(tmp_path):
     shutil.copytree(Path(CHECKOUT) / "tritonbench", tmp_path / "tritonbench")
     link = tmp_path / "tritonbench" / "operators" / "sinkhorn"
     link.symlink_to(ROOT / "tritonbench_ops" / "sinkhorn")
-    for name, status in ((OURS, 0), ("helion_default", 1)):
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        environment = {**os.environ, "PYTHONPATH": path}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    for name, status in STATUSES.items():
         done = forked.python(tmp_path / "run.py", *SMALL, "--only", name, env=environment, cwd=tmp_path)
         assert "eager" in done.stdout
         assert done.returncode == status, done.stderr[-3000:]
@@ -582,7 +572,9 @@ def signatures(source: str) -> dict[str, list[str]]:
 @needs_checkout
 def test_the_stub_asks_for_nothing_that_tritonbench_lacks():
     module = "tritonbench/utils/triton_op.py"
-    ours, theirs = (signatures((Path(tree) / module).read_text("utf-8")) for tree in (STUB, CHECKOUT))
+    ours, theirs = (
+        signatures((folder_of(tree) / module).read_text("utf-8")) for tree in ("stub", "checkout")
+    )
     for name in ("register_benchmark", "register_metric", "register_x_val"):
         assert set(ours[name]) <= set(theirs[name])
     code = "from tritonbench.utils.triton_op import Mode; print(sorted(m.value for m in Mode))"

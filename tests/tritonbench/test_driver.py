@@ -38,11 +38,7 @@ def test_every_operator_is_in_it_forward_and_backward():
 @pytest.mark.parametrize("name", NAMES)
 def test_what_it_names_is_found_without_a_link_and_right(tables, name):
     assert tables[name]["rows"][tables[name]["driven"]][:2] == [True, None]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_no_string_is_among_inputs(tables, name):
-    """tritonbench's numeric_check compares exported inputs with assert_close, which takes no strings."""
+    # tritonbench's numeric_check compares exported inputs with assert_close, which takes no strings
     assert not tables[name]["strings"]
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import pytest
-from planted import STUB, under
+from planted import STUB, TREES, folder_of, under
 from shared import once
 
 MODES = ("fwd", "bwd")
@@ -24,15 +22,10 @@ IN_FORWARD = ("other_dtype", "other_shape")
 """Autograd refuses these of a gradient."""
 
 
-CHECKOUT = os.environ.get("TRITONBENCH_DIR", "")
-needs_checkout = pytest.mark.skipif(not CHECKOUT, reason="TRITONBENCH_DIR names no checkout of tritonbench")
-
-
-@pytest.fixture(scope="module", params=["stub", pytest.param("checkout", marks=needs_checkout)])
+@pytest.fixture(scope="module", params=TREES)
 def named(request):
     """An operator and a mode -> the backends that its verdict names."""
-    tree = STUB if request.param == "stub" else Path(CHECKOUT).resolve()
-    return once(f"wrong backends {request.param}", lambda: run(tree))
+    return once(f"wrong backends {request.param}", lambda: run(folder_of(request.param)))
 
 
 def run(tree):
