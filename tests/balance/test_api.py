@@ -83,12 +83,14 @@ def test_pieces_and_the_matrices_around_change_no_bit(dtype, monkeypatch):
     torch.testing.assert_close(found, whole)
 
 
-def test_layouts_and_out():
-    update = drawn()
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_layouts_and_out(device):
+    update = drawn().to(device)
     before, expected = update.clone(), sinkhorn_balance(update)
     assert torch.equal(update, before)
-    assert torch.equal(sinkhorn_balance(update.mT.contiguous().mT), expected)
-    assert torch.equal(sinkhorn_balance(torch.stack([update, update], -1)[..., 1]), expected)
+    shifted = update.new_empty(update.numel() + 1)[1:].view(update.shape).copy_(update)
+    for other in (update.mT.contiguous().mT, torch.stack([update, update], -1)[..., 1], shifted):
+        assert torch.equal(sinkhorn_balance(other), expected)
     for out in (
         torch.empty_like(update),
         torch.empty_like(update.mT.contiguous()).mT,
@@ -96,7 +98,7 @@ def test_layouts_and_out():
     ):
         assert sinkhorn_balance(update, out=out) is out
         assert torch.equal(out, expected)
-    into = torch.zeros(2, 40, 2, 24)
+    into = torch.zeros(2, 40, 2, 24, device=device)
     sinkhorn_balance(update, out=into[:, :, 1])
     assert torch.equal(into[:, :, 1], expected)
     assert not into[:, :, 0].any()
@@ -294,8 +296,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_what_to_do(case):
-    arguments, options, kind, said = REFUSED[case]
+@pytest.mark.parametrize(("arguments", "options", "kind", "said"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_what_to_do(arguments, options, kind, said):
     with pytest.raises(kind, match=said):
         sinkhorn_balance(*arguments, **options)

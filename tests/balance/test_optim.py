@@ -267,10 +267,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_what_to_do(case):
+@pytest.mark.parametrize(("given", "error", "said"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_what_to_do(given, error, said):
     """By the constructor, and by add_param_group, which then leaves everything as it was."""
-    given, error, said = REFUSED[case]
     with pytest.raises(error, match=said):
         SinkhornBalanced(**{"params": F64, **given})
     params, others = weights(), weights()

@@ -66,8 +66,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_what_to_do(case):
-    arguments, options, kind, said = REFUSED[case]
+@pytest.mark.parametrize(("arguments", "options", "kind", "said"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_what_to_do(arguments, options, kind, said):
     with pytest.raises(kind, match=said):
         dot_compress(*arguments, **options)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from autograd_calls import assert_equal, randn
+from autograd_calls import assert_equal, randn, values_and_gradients
 
 from helion_sinkhorn import hc_mixes, reference
 from helion_sinkhorn.lab.mixes.budget import evaluated
@@ -32,9 +32,11 @@ def inputs(*lead, n=4, c=24, m=None, dtype=torch.float32, seed=0, spread=1.0):
 
 def results(x, fn, dmixes, *weight, f=hc_mixes, **options) -> list[torch.Tensor]:
     """mixes, dx, dfn and, of a norm weight that is given, its gradient."""
-    leaves = [t.detach().requires_grad_() for t in (x, fn, *weight)]
-    mixes = f(leaves[0], leaves[1], norm_weight=leaves[2] if weight else None, **options)
-    return [mixes.detach(), *torch.autograd.grad(mixes, leaves, dmixes)]
+
+    def call(x, fn, norm_weight=None):
+        return f(x, fn, norm_weight=norm_weight, **options)
+
+    return values_and_gradients(call, (x, fn, *weight), [dmixes])
 
 
 def exact(*tensors, **options) -> list[torch.Tensor]:
@@ -199,9 +201,8 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_what_to_do(case):
-    arguments, options, kind, said = REFUSED[case]
+@pytest.mark.parametrize(("arguments", "options", "kind", "said"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_what_to_do(arguments, options, kind, said):
     with pytest.raises(kind, match=said):
         hc_mixes(*arguments, **options)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 import torch
 from autograd_calls import assert_equal, randn, values_and_gradients
@@ -63,17 +61,6 @@ def test_its_results_are_no_memory_of_the_streams():
     before = x.clone()
     hc_post(torch.zeros_like(f), x, post, None).add_(1)
     assert torch.equal(x, before)
-
-
-def test_exported_saved_and_loaded():
-    class Module(torch.nn.Module):
-        def forward(self, *given):
-            return added(*given)
-
-    given, file = inputs(3, 5, dtype=torch.bfloat16), io.BytesIO()
-    torch.export.save(torch.export.export(Module(), given), file)
-    file.seek(0)
-    assert torch.equal(torch.export.load(file).module()(*given), added(*given))
 
 
 def test_the_second_derivative():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from autograd_calls import randn
+from autograd_calls import randn, values_and_gradients
 from launches import kernels_on_cpu
 
 from helion_sinkhorn import hc_boundary, hc_pre, hc_site, reference
@@ -27,9 +27,9 @@ def inputs(*lead, n=4, c=96, dtype=torch.float32, seed=0):
 
 def results(run, x, pre, weight, du, eps=1e-6):
     """(u, dx, dpre, dweight)."""
-    leaves = [t.detach().clone().requires_grad_() for t in (x, pre, weight)]
-    u = run(leaves[0], leaves[1], y_norm_weight=leaves[2], y_norm_eps=eps)
-    return u.detach(), *torch.autograd.grad(u, leaves, du)
+    return values_and_gradients(
+        lambda x, pre, w: run(x, pre, y_norm_weight=w, y_norm_eps=eps), (x, pre, weight), [du]
+    )
 
 
 def truth(x, pre, weight, du, eps=1e-6):

@@ -8,7 +8,7 @@ import os
 
 import pytest
 import torch
-from autograd_calls import randn
+from autograd_calls import randn, values_and_gradients
 from hc_boundaries import NAMES, boundary, boundary_inputs, results, specified
 from launches import SITES, kernels_on_cpu, noted_on_cpu
 from stored import entry, write
@@ -62,8 +62,9 @@ def one_pass(monkeypatch):
     monkeypatch.setattr(ways, "is_faster", lambda call, x, first: True)
 
 
-def launched(monkeypatch):
-    """The names of the kernels launched from now on."""
+@pytest.fixture
+def names(monkeypatch):
+    """Of the kernels that are launched."""
     return noted_on_cpu(monkeypatch, within=SITES)
 
 
@@ -221,18 +222,18 @@ def test_opcheck_and_fakes(monkeypatch, dtype, path):
 
 def gradients_of(function, given, upstream, own, norm, dtype=None, **options):
     """Gradients by the names of arguments that have one."""
-    leaves = [t.detach().to(dtype or t.dtype).requires_grad_() for t in given]
-    weight = (1 + randn(given[1].size(-1), seed=77, scale=0.3)).to(leaves[0].dtype).requires_grad_()
-    found = function(*leaves, own=own, y_norm_weight=weight if norm else None, **options)
-    named = dict(zip(GRADIENTS, leaves, strict=True))
-    if own:
-        del named["dp"]
+    given = [t.to(dtype or t.dtype) for t in (given[:-1] if own else given)]
+    named = dict(zip(GRADIENTS, given, strict=False))
     if norm:
-        named["dnorm"] = weight
-    made = torch.autograd.grad(
-        found, list(named.values()), [g.to(t.dtype) for g, t in zip(upstream, found, strict=True)]
-    )
-    return dict(zip(named, made, strict=True))
+        named["dnorm"] = (1 + randn(given[1].size(-1), seed=77, scale=0.3)).to(given[0].dtype)
+
+    def call(*tensors):
+        tensors = dict(zip(named, tensors, strict=True))
+        weight = tensors.pop("dnorm", None)
+        return function(*tensors.values(), own=own, y_norm_weight=weight, **options)
+
+    found = values_and_gradients(call, named.values(), upstream)
+    return dict(zip(named, found[len(upstream) :], strict=True))
 
 
 @pytest.mark.parametrize(
@@ -252,18 +253,17 @@ def gradients_of(function, given, upstream, own, norm, dtype=None, **options):
     ],
     ids=str,
 )
-def test_gradients_against_float64(monkeypatch, one_pass, lead, n, c, order, own, norm):
+def test_gradients_against_float64(names, one_pass, lead, n, c, order, own, norm):
     """One token too, more than a program takes, and two chunks of columns, one of them short."""
     given, upstream = boundary_inputs(*lead, n=n, c=c)
     assert c < CHUNK or c % CHUNK
     # mixes of the size of 1 for any number of columns: coefficients near their ends magnify errors
     given[4].mul_(5 / (n * c) ** 0.5)
-    names, steps = launched(monkeypatch), BEHIND_ANOTHER if own or norm else IN_ONE_PASS
+    steps = IN_ONE_PASS
+    if own or norm:
+        steps = "hc_pre_normed_backward" if norm else "hc_site_weights", *BEHIND_ANOTHER
     found = gradients_of(boundary, given, upstream, own, norm, comb_order=order)
     assert tuple(names[-len(steps) :]) == steps
-    if own or norm:
-        first = "hc_pre_normed_backward" if norm else "hc_site_weights"
-        assert names[-len(steps) - 1] == first
     truth = gradients_of(specified, given, upstream, own, norm, torch.float64, comb_order=order)
     worst = {k: ((found[k] - t).abs().max() / t.abs().max()).item() for k, t in truth.items()}
     assert max(worst.values()) <= (1e-5 if own or norm else 3e-6), worst
@@ -365,10 +365,9 @@ def test_dx_is_written_over_a_gradient_that_is_nobody_elses(monkeypatch, one_pas
 # Who gets it
 
 
-def test_nothing_measured_is_the_backward_of_the_parts(monkeypatch):
+def test_nothing_measured_is_the_backward_of_the_parts(names):
     """The launches that there were before there was another way."""
     given, upstream = boundary_inputs(5, n=4, c=24)
-    names = launched(monkeypatch)
     results(boundary, given, upstream)
     assert tuple(names[-5:]) == IN_PARTS
     assert not set(names) & set(launch.KERNELS)
@@ -383,11 +382,10 @@ def test_nothing_measured_is_the_backward_of_the_parts(monkeypatch):
     ],
     ids=["measured", "compiled", "elsewhere", "not all", "another batch", "together"],
 )  # fmt: skip
-def test_a_measured_entry_of_every_kernel_switches_it_on(monkeypatch, tmp_path, changed, taken):
+def test_a_measured_entry_of_every_kernel_switches_it_on(monkeypatch, names, tmp_path, changed, taken):
     given, upstream = boundary_inputs(5, n=4, c=24)
     expected = results(boundary, given, upstream)
     tuned_from(monkeypatch, tmp_path, call_of(given), **{"batch": 5, **changed})
-    names = launched(monkeypatch)
     found = results(boundary, given, upstream)
     steps = IN_ONE_PASS if taken else IN_PARTS
     if changed.get("together"):
@@ -421,7 +419,7 @@ def test_the_way_is_looked_up_once(monkeypatch, tmp_path):
     assert looked_up == [*names, launch.BACKWARD, launch.SUMS]
 
 
-def test_a_token_alone_goes_the_way_of_the_tokens_around_it(monkeypatch, tmp_path):
+def test_a_token_alone_goes_the_way_of_the_tokens_around_it(monkeypatch, names, tmp_path):
     """Tokens near a tuned batch and a single one must not go two ways, which round dx in other places.
 
     The launches are compared and not the bits: PyTorch, which interprets the kernels here, sums in an order
@@ -432,7 +430,6 @@ def test_a_token_alone_goes_the_way_of_the_tokens_around_it(monkeypatch, tmp_pat
     assert batch / tokens < 2**lookup.MAX_LOG2_DISTANCE
     given, upstream = boundary_inputs(tokens, n=4, c=24, dtype=torch.bfloat16)
     tuned_from(monkeypatch, tmp_path, call_of(given), batch=batch)
-    names = launched(monkeypatch)
     whole = results(boundary, given, upstream)
     assert tuple(names[-len(IN_ONE_PASS) :]) == IN_ONE_PASS
     names.clear()

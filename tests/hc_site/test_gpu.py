@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from autograd_calls import assert_equal
 from cuda_graphs import capture
 from hc_boundaries import boundary, boundary_inputs
 from hc_sites import first_element, shares_of_budget, site_inputs, site_results
@@ -13,7 +14,6 @@ pytest.importorskip("triton")
 from helion_sinkhorn import Out, hc_boundary, hc_post, hc_pre, hc_site, reference
 from helion_sinkhorn.lab.draws import noise
 from helion_sinkhorn.lab.operators import KERNELS, TRIALS
-from helion_sinkhorn.lab.site.budget import RESULTS
 from helion_sinkhorn.lab.site.trials import boundary_error
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.ops.mhc.post import launch as post_launch
@@ -30,33 +30,37 @@ pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
 
 
-def workload(**options):
-    return HcSiteWorkload("asked", 1, frozenset(), "a test", **options)
-
-
 def on_gpu(given, upstream):
     return [t.to(DEVICE) for t in given], [t.to(DEVICE) for t in upstream]
 
 
-def results(given, upstream, **options):
-    """RESULTS by the kernels."""
-    return site_results(*on_gpu(given, upstream), implementation="helion", **options)
+def drawn(seed, *shapes):
+    """Normal numbers of these shapes, of one generator."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(DEVICE) for shape in shapes]
 
 
-def check(row):
-    found = results(*first_element(row), **row.options)
-    shares = shares_of_budget(row, found)
-    assert max(shares.values()) <= 1, shares
+def drawn_boundary(c, tokens):
+    """(f, x, post, comb, pre_next, fn, scale, base) of four streams, f and x in bfloat16."""
+    f, x, *rest = drawn(
+        c, (tokens, c), (tokens, 4, c), (tokens, 4), (tokens, 4, 4), (tokens, 4), (24, 4 * c), (3,), (24,)
+    )
+    return [f.bfloat16(), x.bfloat16(), *rest]
 
 
-def assert_same(found, expected, names=RESULTS):
-    different = [name for name in names if not torch.equal(found[name], expected[name])]
-    assert different == []
+def assert_bits_of_parts(results, tokens):
+    """Results of some tokens are those of a call with all of them, and again of all."""
+    whole = results(slice(None))
+    for at in (slice(None), slice(0, 1), slice(3, 130), slice(tokens - 1, tokens), slice(1, tokens, 2)):
+        assert_equal(results(at), [t[at] for t in whole])
 
 
 def test_one_column():
     """By the three operators; in float32, since of fewer bits their gradients are rounded one by one."""
-    check(workload(c=1, tokens=17, dtype=torch.float32))
+    row = HcSiteWorkload("asked", 1, frozenset(), "a test", c=1, tokens=17, dtype=torch.float32)
+    found = site_results(*on_gpu(*first_element(row)), implementation="helion", **row.options)
+    shares = shares_of_budget(row, found)
+    assert max(shares.values()) <= 1, shares
 
 
 HERE = door.device_at(0 if torch.cuda.is_available() else None)[0]
@@ -85,11 +89,7 @@ def test_boundary_within_its_budget(call):
 def test_bits_of_a_boundary_do_not_depend_on_the_tokens_around_or_the_run(c, normed, own):
     """With a norm one kernel ends a boundary of up to FEW tokens, and others end one of many."""
     many = FEW + 3
-    generator = torch.Generator().manual_seed(c)
-    shapes = (many, c), (many, 4, c), (many, 4), (many, 4, 4), (many, 4), (24, 4 * c), (3,), (24,)
-    f, x, *rest = (torch.randn(shape, generator=generator).to(DEVICE) for shape in shapes)
-    given = [f.bfloat16(), x.bfloat16(), *rest]
-    norm = torch.rand(c, generator=generator).to(x) if normed else None
+    given, norm = drawn_boundary(c, many), torch.rand(c, device=DEVICE) if normed else None
     if own:
         given[4] = None
 
@@ -98,9 +98,7 @@ def test_bits_of_a_boundary_do_not_depend_on_the_tokens_around_or_the_run(c, nor
         with torch.no_grad():
             return hc_boundary(*tokens, *given[5:], y_norm_weight=norm, implementation="helion")
 
-    whole = results(slice(None))
-    for at in (slice(None), slice(0, 1), slice(3, 130), slice(many - 1, many), slice(1, many, 2)):
-        assert all(torch.equal(a, b[at]) for a, b in zip(results(at), whole, strict=True)), at
+    assert_bits_of_parts(results, many)
 
 
 @pytest.mark.parametrize("copies", [False, True], ids=["streams", "copies of one stream"])
@@ -108,31 +106,36 @@ def test_bits_of_a_boundary_do_not_depend_on_the_tokens_around_or_the_run(c, nor
 def test_bits_of_a_site_with_a_norm_do_not_depend_on_the_tokens_around(c, copies):
     """One kernel ends a site of up to FEW tokens, and three others end one of many."""
     many = FEW + 3
-    generator = torch.Generator().manual_seed(c)
-    shapes = (many, 1 if copies else 4, c), (24, 4 * c), (3,), (24,), (c,)
-    x, *site, norm = (torch.randn(shape, generator=generator).to(DEVICE) for shape in shapes)
+    x, *site, norm = drawn(c, (many, 1 if copies else 4, c), (24, 4 * c), (3,), (24,), (c,))
     x = x.bfloat16().expand(-1, 4, -1)
 
     def results(at):
         with torch.no_grad():
             return hc_site(x[at], *site, y_norm_weight=norm, implementation="helion")
 
-    whole = results(slice(None))
-    for at in (slice(0, 1), slice(3, 130), slice(many - 1, many), slice(1, many, 2)):
-        assert all(torch.equal(a, b[at]) for a, b in zip(results(at), whole, strict=True)), at
+    assert_bits_of_parts(results, many)
 
 
-def test_configs_of_a_boundary_make_the_same_bits():
+MODEL = SiteCall("bfloat16", 4, 1024, "float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "results"),
+    [
+        ("hc_boundary_forward", MODEL, slice(None)),
+        # partial sums, and dx
+        ("hc_mixes_partials", MODEL.mixes, slice(None)),
+        ("hc_site_backward", MODEL, slice(1)),
+    ],
+)
+def test_configs_make_the_same_bits(name, call, results):
     """A batch and a token alone may be tuned to different ones."""
-    call = SiteCall("bfloat16", 4, 1024, "float32")
-    trial, device = TRIALS["hc_boundary_forward"], door.device_at(0)[0]
-    operands = trial.operands(call, 130, DEVICE)
-    made = [
-        trial.run(call, choice, *operands)
-        for choice in candidates(KERNELS["hc_boundary_forward"], call, device)
-    ]
-    for other in made[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(other, made[0], strict=True))
+    operands = TRIALS[name].operands(call, 130, DEVICE)
+    first, *others = (
+        TRIALS[name].run(call, choice, *operands)[results] for choice in candidates(KERNELS[name], call, HERE)
+    )
+    for other in others:
+        assert_equal(other, first)
 
 
 @pytest.mark.parametrize(
@@ -185,33 +188,15 @@ def test_a_token_of_a_boundary_has_the_same_gradients_alone_with_every_config(ca
 @pytest.mark.parametrize("c", [1024, 4096])
 def test_gradients_of_a_boundary_do_not_depend_on_the_tokens_around(c):
     """Through autograd: of 4 x 4096 columns in one pass on an H200, of 4 x 1024 in parts."""
-    generator, tokens = torch.Generator().manual_seed(c), 2100
-    shapes = (tokens, c), (tokens, 4, c), (tokens, 4), (tokens, 4, 4), (tokens, 4), (24, 4 * c), (3,), (24,)
-    f, x, *rest = (torch.randn(shape, generator=generator).to(DEVICE) for shape in shapes)
-    given = [f.bfloat16(), x.bfloat16(), *rest]
-    upstream = [torch.randn(tokens, c, generator=generator), torch.randn(tokens, 4, c, generator=generator)]
+    tokens = 2100
+    given, upstream = drawn_boundary(c, tokens), drawn(c + 1, (tokens, c), (tokens, 4, c))
 
     def gradients(at):
         leaves = [t[at].clone().requires_grad_() for t in given[:5]]
         y, *_, streams = hc_boundary(*leaves, *given[5:], implementation="helion")
         return torch.autograd.grad((y, streams), leaves, [t[at].to(y) for t in upstream])
 
-    whole = gradients(slice(None))
-    for at in (slice(None), slice(0, 1), slice(3, 130), slice(2099, 2100), slice(1, 2100, 2)):
-        assert all(torch.equal(a, b[at]) for a, b in zip(gradients(at), whole, strict=True)), at
-
-
-def test_configs_of_the_projection_make_the_same_bits():
-    """The configs of a batch and of a token alone may differ: partial sums, and dx."""
-    call, device = SiteCall("bfloat16", 4, 1024, "float32"), door.device_at(0)[0]
-    for name, of, tokens in (
-        ("hc_mixes_partials", call.mixes, slice(None)),
-        ("hc_site_backward", call, slice(1)),
-    ):
-        operands = TRIALS[name].operands(of, 130, DEVICE)
-        made = [TRIALS[name].run(of, choice, *operands) for choice in candidates(KERNELS[name], of, device)]
-        for other in made[1:]:
-            assert all(torch.equal(a, b) for a, b in zip(other[tokens], made[0][tokens], strict=True)), name
+    assert_bits_of_parts(gradients, tokens)
 
 
 def test_one_gradient_is_that_of_the_parts_but_for_their_roundings():
@@ -227,7 +212,8 @@ def test_one_gradient_is_that_of_the_parts_but_for_their_roundings():
 
     parts = site_results(given, upstream, f=by_parts)
     truth = site_results(*([t.double() for t in group] for group in (given, upstream)))
-    assert_same(fused, parts, ("y", "post", "comb"))
+    for name in ("y", "post", "comb"):
+        assert torch.equal(fused[name], parts[name]), name
 
     def error(dx):
         return (dx.double() - truth["dx"]).square().mean().sqrt()
@@ -250,7 +236,7 @@ def test_a_layer_in_a_cuda_graph():
     with torch.no_grad():
         leaves[0].neg_()
     graph.replay()
-    assert all(torch.equal(a, b) for a, b in zip(step(), captured, strict=True))
+    assert_equal(step(), captured)
 
 
 def seam_inputs(tokens, c):
@@ -303,51 +289,41 @@ def test_streams_that_are_one_in_memory_have_the_bits_of_copies(c):
     given[1] = given[0].neg().unsqueeze(-2).expand(-1, 4, -1)
     copied = [given[0], given[1].contiguous(), *given[2:]]
     for own in (False, True):
-        assert all(
-            torch.equal(a, b)
-            for a, b in zip(crossed(given, own, weight), crossed(copied, own, weight), strict=True)
-        )
+        assert_equal(crossed(given, own, weight), crossed(copied, own, weight))
     sites = [hc_site(g[1], *g[4:7], y_norm_weight=weight, implementation="helion") for g in (given, copied)]
-    assert all(torch.equal(a, b) for a, b in zip(*sites, strict=True))
+    assert_equal(*sites)
 
 
-def seam(own, again, given, upstream, monkeypatch):
-    """Gradients of a boundary with a norm in two passes, the new streams made `again` or read."""
-    monkeypatch.setattr(ways, "is_faster", lambda *_: True)
-    monkeypatch.setattr(backward.Pass, "as_chosen", lambda of, x, choices: (of._replace(again=again), True))
+def seam(function, own, given, upstream):
+    """Gradients of a boundary with a norm."""
     leaves = [t.detach().requires_grad_() for t in given]
     *update, weights, fn, scale, base, weight = leaves
     site = None if own else weights, fn, scale, base
-    found = hc_boundary(*update, *site, 3, y_norm_weight=weight)
-    leaves = [*update, *site, weight]
-    return torch.autograd.grad(found, [t for t in leaves if t is not None], upstream)
+    found = function(*update, *site, 3, y_norm_weight=weight)
+    return torch.autograd.grad(found, [t for t in (*update, *site, weight) if t is not None], upstream)
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["V4", "V4.1"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_a_norm_behind_a_boundary_in_two_passes(monkeypatch, dtype, own):
     """Against float64 of the specification that takes y as it is stored, and the same bits either way."""
-    generator, tokens, n, c = torch.Generator().manual_seed(1), 130, 4, 1024
-
-    def randn(*shape):
-        return torch.randn(shape, generator=generator).to(DEVICE)
-
-    f, x = randn(tokens, c).to(dtype), randn(tokens, n, c).to(dtype)
-    coefficients = randn(tokens, n), randn(tokens, n, n), randn(tokens, n)
-    parameters = randn(24, n * c) / (n * c) ** 0.5, 1 + 0.1 * randn(3), randn(24), 1 + 0.2 * randn(c)
-    given = f, x, *coefficients, *parameters
-    shapes = (c,), (n,), (n,), (n, n), (n, c)
-    upstream = [randn(tokens, *s) for s in shapes]
+    tokens, n, c = 130, 4, 1024
+    f, x, *coefficients, fn, scale, base = drawn_boundary(c, tokens)
+    parameters = fn / (n * c) ** 0.5, 1 + 0.1 * scale, base, 1 + 0.2 * drawn(1, (c,))[0]
+    given = f.to(dtype), x.to(dtype), *coefficients, *parameters
+    upstream = drawn(2, *((tokens, *shape) for shape in ((c,), (n,), (n,), (n, n), (n, c))))
     upstream = [g.to(dtype) if k in (0, 4) else g for k, g in enumerate(upstream)]
-    read, made = (seam(own, again, given, upstream, monkeypatch) for again in (False, True))
-    assert all(torch.equal(a, b) for a, b in zip(read, made, strict=True))
-    wide = [t.double().requires_grad_() for t in given]
-    *update, weights, fn, scale, base, weight = wide
-    site = None if own else weights, fn, scale, base
-    exact = reference.hc_boundary(*update, *site, 3, y_norm_weight=weight)
-    leaves = [t for t in (*update, *site, weight) if t is not None]
-    truth = torch.autograd.grad(exact, leaves, [g.double() for g in upstream])
+    monkeypatch.setattr(ways, "is_faster", lambda *_: True)
+    found = {}
+    # the new streams made again, or read
+    for again in (False, True):
+        monkeypatch.setattr(
+            backward.Pass, "as_chosen", lambda of, x, choices, again=again: (of._replace(again=again), True)
+        )
+        found[again] = seam(hc_boundary, own, given, upstream)
+    assert_equal(found[False], found[True])
+    truth = seam(reference.hc_boundary, own, *([t.double() for t in of] for of in (given, upstream)))
     # the new streams and y are rounded before they are used: two roundings besides the result's
     allowed = 1e-5 if dtype == torch.float32 else 8 * torch.finfo(dtype).eps
-    for a, b in zip(read, truth, strict=True):
+    for a, b in zip(found[False], truth, strict=True):
         assert (a.double() - b).norm() <= allowed * b.norm()

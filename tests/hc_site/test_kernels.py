@@ -10,7 +10,7 @@ from autograd_calls import assert_equal, randn
 from hc_sites import site_inputs, site_results
 from launches import SITES, kernels_on_cpu
 
-from helion_sinkhorn import hc_site, reference
+from helion_sinkhorn import hc_site
 from helion_sinkhorn.lab.site.budget import RESULTS
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
 from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteOptions, SiteParameters
@@ -37,25 +37,6 @@ def test_values_have_the_bits_of_the_three_operators_in_turn():
     found = split_launch.forward(mixes, scale, base, constants.of_split(3), torch.float32)
     assert_equal((pre, post, comb), found)
     assert_equal((y,), (pre_launch.forward(x, pre),))
-
-
-def test_other_weights_than_its_own_collapse_and_get_their_gradient():
-    """The operator's `weights`: y is of them, their gradient is dy x, and pre keeps its own."""
-    (x, fn, scale, base), (dresidual, dy, dpost, dcomb) = site_inputs(9)
-    weights = torch.rand(9, 4, generator=torch.Generator().manual_seed(1))
-    constants = (20, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False, 1e-6)
-    leaves = [t.clone().requires_grad_() for t in (x, fn, scale, base, weights)]
-    residual, y, pre, post, comb, *_ = torch_op.HcSite.apply(*leaves, None, *constants)
-    upstream = dresidual, dy, 2 * dpost, dpost, dcomb
-    found = torch.autograd.grad((residual, y, pre, post, comb), leaves, upstream)
-
-    wide = [t.double().requires_grad_() for t in (x, fn, scale, base, weights)]
-    mixes = reference.hc_mixes(wide[0], wide[1], 1e-6)
-    out = reference.hc_split_sinkhorn(mixes, wide[2], wide[3])
-    collapsed = reference.hc_pre(wide[0], wide[4])
-    expected = torch.autograd.grad((wide[0] * 1, collapsed, *out), wide, [t.double() for t in upstream])
-    for a, b in zip((y, pre, post, comb, *found), (collapsed, *out, *expected), strict=True):
-        torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("normed", [False, True])

@@ -170,9 +170,8 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_is_refused(what):
-    make, error, text = REFUSED[what]
+@pytest.mark.parametrize(("make", "error", "text"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(make, error, text):
     with pytest.raises(error, match=text):
         make()
 

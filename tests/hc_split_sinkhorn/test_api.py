@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from autograd_calls import assert_equal, randn
+from autograd_calls import assert_equal, randn, values_and_gradients
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,12 +21,7 @@ VALUE, GRADIENT = 1e-6, 2e-6
 
 def results(mixes, scale, base, *upstream, f=hc_split_sinkhorn, **options) -> dict[str, torch.Tensor]:
     """The three results and the three gradients; an upstream gradient that is None is of an unused result."""
-    leaves = [t.detach().requires_grad_() for t in (mixes, scale, base)]
-    found = f(*leaves, **options)
-    used = [(y, g) for y, g in zip(found, upstream, strict=True) if g is not None]
-    ys, gs = zip(*[(y, g.to(y.dtype)) for y, g in used], strict=True)
-    gradients = torch.autograd.grad(ys, leaves, gs)
-    return dict(zip(NAMES, (*(y.detach() for y in found), *gradients), strict=True))
+    return dict(zip(NAMES, values_and_gradients(f, (mixes, scale, base), upstream, **options), strict=True))
 
 
 def exact(*tensors, f=reference.hc_split_sinkhorn, **options) -> dict[str, torch.Tensor]:
@@ -179,9 +174,8 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_what_to_do(case):
-    arguments, options, kind, said = REFUSED[case]
+@pytest.mark.parametrize(("arguments", "options", "kind", "said"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_what_to_do(arguments, options, kind, said):
     with pytest.raises(kind, match=said):
         hc_split_sinkhorn(*arguments, **options)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from autograd_calls import values_and_gradients
 
 from helion_sinkhorn import hc_split_sinkhorn
 from helion_sinkhorn.lab.operators import TRIALS
@@ -25,9 +26,8 @@ def workload(**options):
 
 def results(mixes, scale, base, gradients, **options):
     """(pre, post, comb, dmixes, dscale, dbase) of the kernels."""
-    leaves = [t.detach().clone().requires_grad_() for t in (mixes, scale, base)]
-    out = hc_split_sinkhorn(*leaves, implementation="helion", **options)
-    return [*(t.detach() for t in out), *torch.autograd.grad(out, leaves, gradients)]
+    tensors = mixes, scale, base
+    return values_and_gradients(hc_split_sinkhorn, tensors, gradients, implementation="helion", **options)
 
 
 def test_mixes_of_partial_sums_are_their_sum_in_order():

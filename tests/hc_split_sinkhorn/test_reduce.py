@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from autograd_calls import assert_equal, randn
+from autograd_calls import assert_equal, randn, values_and_gradients
 
 from helion_sinkhorn import Reduce, hc_split_sinkhorn, reference
 
@@ -37,16 +37,13 @@ def run(partials, squares, scale, base, f=hc_split_sinkhorn, eps_outside=False, 
     return f(partials, scale, base, reduce=Reduce(squares, SIZE, NORM_EPS, eps_outside), **options)
 
 
-def results(*tensors, f=run, **options):
+def results(*tensors, **options):
     """The three results and the gradients of partials, squares, scale and base."""
-    leaves = [t.detach().requires_grad_() for t in tensors[:4]]
-    found = f(*leaves, **options)
-    return *(y.detach() for y in found), *torch.autograd.grad(found, leaves, tensors[4:])
+    return values_and_gradients(run, tensors[:4], tensors[4:], **options)
 
 
 def exact(*tensors, **options):
-    f = functools.partial(run, f=reference.hc_split_sinkhorn)
-    return results(*[t.double() for t in tensors], f=f, **options)
+    return results(*[t.double() for t in tensors], f=reference.hc_split_sinkhorn, **options)
 
 
 def assert_right(found, truth):
@@ -179,8 +176,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_what_to_do(case):
-    partials, reduce, kind, said = REFUSED[case]
+@pytest.mark.parametrize(("partials", "reduce", "kind", "said"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_what_to_do(partials, reduce, kind, said):
     with pytest.raises(kind, match=said):
         hc_split_sinkhorn(partials, SCALE, BASE, reduce=reduce)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from autograd_calls import randn
+from autograd_calls import randn, values_and_gradients
 
 from helion_sinkhorn import hc_boundary, reference
 
@@ -39,9 +39,4 @@ boundary, specified = partial(called, hc_boundary), partial(called, reference.hc
 
 
 def results(function, given, upstream, **options):
-    leaves = [t.detach().clone().requires_grad_() for t in given]
-    found = function(*leaves, **options)
-    gradients = torch.autograd.grad(
-        found, leaves, [g.to(t.dtype) for g, t in zip(upstream, found, strict=True)]
-    )
-    return dict(zip(NAMES, (*(t.detach() for t in found), *gradients), strict=False))
+    return dict(zip(NAMES, values_and_gradients(function, given, upstream, **options), strict=False))

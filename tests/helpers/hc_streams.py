@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from autograd_calls import randn
+from autograd_calls import randn, values_and_gradients
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helion_sinkhorn import hc_post, hc_pre
@@ -29,9 +29,7 @@ def pre_inputs(*lead, n=4, c=33, dtype=torch.float32, coefficients=None, seed=0)
 
 def pre_results(x, pre, dy, f=hc_pre, **options):
     """{"y", "dx", "dpre"}."""
-    leaves = [t.detach().requires_grad_() for t in (x, pre)]
-    y = f(*leaves, **options)
-    return dict(zip(pre_budget.RESULTS, (y.detach(), *torch.autograd.grad(y, leaves, dy)), strict=True))
+    return dict(zip(pre_budget.RESULTS, values_and_gradients(f, (x, pre), [dy], **options), strict=True))
 
 
 def pre_errors(found, x, pre, dy):
@@ -57,10 +55,8 @@ def post_inputs(
 
 def post_results(f, x, post, comb, bias, grad, call=hc_post, **options):
     """{"out", "df", "dx", "dpost", "dcomb", and with a bias "dbias"}."""
-    leaves = [t if t is None else t.detach().requires_grad_() for t in (f, x, post, comb, bias)]
-    out = call(*leaves, **options)
-    gradients = torch.autograd.grad(out, [t for t in leaves if t is not None], grad)
-    return dict(zip(post_budget.RESULTS, (out.detach(), *gradients), strict=False))
+    given = [t for t in (f, x, post, comb, bias) if t is not None]
+    return dict(zip(post_budget.RESULTS, values_and_gradients(call, given, [grad], **options), strict=False))
 
 
 def post_errors(found, f, x, post, comb, bias, grad, comb_order="io"):

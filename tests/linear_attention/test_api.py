@@ -59,26 +59,6 @@ def calls(draw):
 # ---------------------------------------------------------------------------------- the specification
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_without_gates_it_is_causal_attention_without_a_softmax(reverse):
-    q, k, v = (randn(2, 7, 3, d, seed=seed, dtype=torch.float64) for seed, d in enumerate((4, 4, 5)))
-    o = reference.recurrent_linear_attention(q, k, v, scale=0.3, reverse=reverse)
-    scores = 0.3 * torch.einsum("bthd,bshd->bhts", q, k)
-    scores = scores.triu() if reverse else scores.tril()
-    torch.testing.assert_close(o, torch.einsum("bhts,bshd->bthd", scores, v), rtol=0, atol=1e-13)
-
-
-def test_one_step_decays_what_was_before_it():
-    w = workload("g g_gamma gk gv", (1, 1, 1, 3, 2), states=True)
-    x = {name: t.double() for name, t in w.make_inputs()[0].items()}
-    o, end = reference.recurrent_linear_attention(**x, scale=2.0, output_final_state=True)
-    rows = (x["g"].view(1) + x["g_gamma"] + x["gk"].view(3)).exp()
-    h = rows[:, None] * x["initial_state"].view(3, 2) * x["gv"].view(2).exp()
-    h = h + torch.outer(x["k"].view(3), x["v"].view(2))
-    torch.testing.assert_close(end.view(3, 2), h, rtol=1e-14, atol=0)
-    torch.testing.assert_close(o.view(2), 2.0 * x["q"].view(3) @ h, rtol=1e-13, atol=1e-14)
-
-
 @pytest.mark.parametrize("function", [reference.recurrent_linear_attention, recurrent_linear_attention])
 def test_a_sequence_in_two_parts_is_the_whole(function):
     x = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import pytest
@@ -48,9 +47,9 @@ def test_opcheck(w):
         torch.library.opcheck(BACKWARD, (do, dend, *given, wanted))
 
 
-def value_and_gradients(function, x, do):
+def value_and_gradients(function, x, do, **options):
     leaves = {name: t.detach().requires_grad_() for name, t in x.items()}
-    o, end = function(**leaves)
+    o, end = function(**leaves, **options)
     return o, end, *torch.autograd.grad((o, end), tuple(leaves.values()), (do, torch.ones_like(end)))
 
 
@@ -70,11 +69,7 @@ def test_a_scale_that_changes():
     x, do, _ = workload("gk").make_inputs()
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     for scale in (0.5, 0.25, -3.0, 2):
-        own = {"scale": scale}
-        found, expected = (
-            value_and_gradients(functools.partial(function, **own), x, do) for function in (compiled, attend)
-        )
-        assert_equal(found, expected)
+        assert_equal(*(value_and_gradients(function, x, do, scale=scale) for function in (compiled, attend)))
     with pytest.raises(ValueError, match="scale is inf; pass a finite value"):
         compiled(**x, scale=math.inf)
 

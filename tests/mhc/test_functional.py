@@ -196,9 +196,8 @@ def test_merged_streams_are_refused_with_what_separates_them(function, lead):
     TAKE_STREAMS[function](eval(f"x{remedy}"), *others)
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_what_to_do(case):
-    call, kind, said = REFUSED[case]
+@pytest.mark.parametrize(("call", "kind", "said"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_what_to_do(call, kind, said):
     with pytest.raises(kind, match=said):
         call()
 

@@ -90,9 +90,8 @@ def assert_equations(function, equation, given, upstream):
     )
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_site_with_another_map(name):
-    function, n, k = VARIANTS[name]
+@pytest.mark.parametrize(("function", "n", "k"), VARIANTS.values(), ids=VARIANTS)
+def test_a_site_with_another_map(function, n, k):
     (_, x, _, _, *parameters), upstream = problem(n, k)
     make = functools.partial(function, n=n)
 
@@ -108,9 +107,8 @@ def test_a_site_with_another_map(name):
 
 
 @pytest.mark.parametrize("weights", [False, True], ids=["V4", "V4.1"])
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_boundary_with_another_map(name, weights):
-    function, n, k = VARIANTS[name]
+@pytest.mark.parametrize(("function", "n", "k"), VARIANTS.values(), ids=VARIANTS)
+def test_a_boundary_with_another_map(function, n, k, weights):
     given, upstream = problem(n, k)
     chosen, make = given[2].sigmoid() if weights else None, functools.partial(function, n=n)
 

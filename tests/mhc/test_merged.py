@@ -110,9 +110,8 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_what_to_do(case):
-    call, said = REFUSED[case]
+@pytest.mark.parametrize(("call", "said"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_what_to_do(call, said):
     with pytest.raises(ValueError, match=said):
         call()
 

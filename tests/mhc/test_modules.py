@@ -16,26 +16,21 @@ from helion_sinkhorn import hc_head, hc_post, hc_site, nn
 NARROW = (torch.bfloat16, torch.float16)
 
 
+def drawn(module, seed):
+    """The module with every parameter drawn, so that nothing is symmetric."""
+    fn, base, scale = (parameter.data for parameter in module.parameters())
+    fn.copy_(randn(*fn.shape, seed=seed, scale=0.2))
+    base.copy_(randn(*base.shape, seed=seed + 1))
+    scale.copy_(torch.tensor([0.7, 1.1, 0.9])[: len(scale)])
+    return module
+
+
 def connection(n=4, c=12, seed=0, **options) -> nn.HyperConnection:
-    """A site whose every parameter is drawn, so that nothing is symmetric."""
-    made = nn.HyperConnection(c, n, **options)
-    rows = n * n + 2 * n
-    values = (
-        randn(rows, n * c, seed=seed, scale=0.2),
-        randn(rows, seed=seed + 1),
-        torch.tensor([0.7, 1.1, 0.9]),
-    )
-    for parameter, value in zip(made.parameters(), values, strict=True):
-        parameter.data.copy_(value)
-    return made
+    return drawn(nn.HyperConnection(c, n, **options), seed)
 
 
 def head(n=4, c=12, seed=0, **options) -> nn.HyperHead:
-    made = nn.HyperHead(c, n, **options)
-    values = randn(n, n * c, seed=seed, scale=0.2), randn(n, seed=seed + 1), torch.tensor([0.7])
-    for parameter, value in zip(made.parameters(), values, strict=True):
-        parameter.data.copy_(value)
-    return made
+    return drawn(nn.HyperHead(c, n, **options), seed)
 
 
 def given(module, *lead, dtype=torch.float32, seed=5):
@@ -47,10 +42,10 @@ def given(module, *lead, dtype=torch.float32, seed=5):
 def upstreams(module, *lead, dtype=torch.float32, seed=20):
     """Gradients of post, comb and collapsed."""
     n = module.hc_mult
-    shapes = (n,), (n, n), (module.hidden_size,)
-    return [randn(*lead, *shape, seed=seed + k) for k, shape in enumerate(shapes[:2])] + [
-        randn(*lead, *shapes[2], seed=seed + 2, dtype=dtype)
-    ]
+    return [
+        randn(*lead, n, seed=seed), randn(*lead, n, n, seed=seed + 1),
+        randn(*lead, module.hidden_size, seed=seed + 2, dtype=dtype),
+    ]  # fmt: skip
 
 
 def test_modules_are_the_functions_with_their_parameters():
@@ -247,9 +242,8 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_what_to_do(case):
-    call, kind, said = REFUSED[case]
+@pytest.mark.parametrize(("call", "kind", "said"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_what_to_do(call, kind, said):
     with pytest.raises(kind, match=said):
         call()
 

@@ -23,34 +23,30 @@ class LlamaRMSNorm(torch.nn.Module):
         raise AssertionError("called")
 
 
-def called(norm, streams):
-    site = nn.HyperConnection(C, N)
-    torch.nn.init.normal_(site.fn, generator=torch.Generator().manual_seed(0))
-    x = streams.clone().requires_grad_()
-    results = site.enter(x, y_norm=norm)
-    leaves = [x, *site.parameters(), *([] if norm is None else norm.parameters())]
-    upstream = [randn(*t.shape, seed=k, dtype=t.dtype) for k, t in enumerate(results)]
-    return site, results, torch.autograd.grad(results, leaves, upstream)
+@pytest.fixture
+def site():
+    made = nn.HyperConnection(C, N)
+    torch.nn.init.normal_(made.fn, generator=torch.Generator().manual_seed(0))
+    return made
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_module_is_the_weight_and_eps_of_hc_site(dtype):
-    streams, norm = randn(2, 5, N, C, dtype=dtype), LlamaRMSNorm(1e-4)
-    site, results, gradients = called(norm, streams)
-    leaves = [streams.clone().requires_grad_(), site.fn, site.base, site.scale, norm.weight]
-    x, fn, base, scale, weight = leaves
-    expected = hc_site(x, fn, scale, base, y_norm_weight=weight, y_norm_eps=1e-4)
+def test_a_module_is_the_weight_and_eps_of_hc_site(site, dtype):
+    x, norm = randn(2, 5, N, C, dtype=dtype).requires_grad_(), LlamaRMSNorm(1e-4)
+    found = site.enter(x, y_norm=norm)
+    expected = hc_site(x, site.fn, site.scale, site.base, y_norm_weight=norm.weight, y_norm_eps=1e-4)
+    assert_equal(found, expected)
+    leaves = [x, *site.parameters(), norm.weight]
     upstream = [randn(*t.shape, seed=k, dtype=t.dtype) for k, t in enumerate(expected)]
-    assert_equal([t.detach() for t in results], [t.detach() for t in expected])
-    assert_equal(gradients, torch.autograd.grad(expected, leaves, upstream))
+    assert_equal(*(torch.autograd.grad(results, leaves, upstream) for results in (found, expected)))
 
 
-def test_norms_of_torch():
+def test_norms_of_torch(site):
     streams = randn(2, 5, N, C)
-    y = called(None, streams)[1].y
+    y = site.enter(streams).y
     kinds = {"eps": 1e-2}, {}, {"elementwise_affine": False}
     for norm in (torch.nn.RMSNorm(C, **options) for options in kinds):
-        torch.testing.assert_close(called(norm, streams)[1].y, norm(y), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(site.enter(streams, y_norm=norm).y, norm(y), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)

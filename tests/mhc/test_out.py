@@ -228,9 +228,8 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_is_refused(what):
-    make, error, text = REFUSED[what]
+@pytest.mark.parametrize(("make", "error", "text"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(make, error, text):
     given = f, x, post, comb, fn, scale, base, bias, weights
     before = [t.clone() for t in given]
     with pytest.raises(error, match=text):

@@ -81,10 +81,6 @@ def test_expanded_logits_and_upstream_gradients(small):
     q, dq = both(x.expand(shape).contiguous(), dp)
     assert torch.equal(p, q)
     assert torch.equal(dx, dq)
-    leaf = x.clone().requires_grad_()
-    (summed,) = torch.autograd.grad(sinkhorn(leaf.expand(shape)), leaf, dp)
-    # autograd adds up in an order of its own
-    torch.testing.assert_close(summed, dq.sum_to_size(small), rtol=1e-6, atol=dq.abs().sum().item() * 2**-23)
     y, dy = randn(*shape, seed=2), randn(*small, seed=3)
     _, dx = both(y, dy.expand(shape))
     _, dq = both(y, dy.expand(shape).contiguous())
@@ -161,8 +157,7 @@ def test_nan_upstream_stays_in_its_own_matrix(form):
 def test_zero_and_large_eps_are_what_they_say():
     x, dp = randn(3, 4, 4), randn(3, 4, 4, seed=1)
     without, log = both(x, dp, eps=0), both(x, dp, form="log")
-    for a, b in zip(without, log, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=80 * 6 * 2**-24)
+    torch.testing.assert_close(without, log, rtol=0, atol=80 * 6 * 2**-24)
     # a large eps shows that it is the caller's that counts
     p, dx = both(x, dp, 3, eps=0.25)
     for actual, expected in zip((p, dx), truth(x, dp, 3, eps=0.25), strict=True):
@@ -232,9 +227,8 @@ ERRORS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("error", ERRORS)
-def test_error_says_what_was_given_what_is_accepted_and_what_to_do(error):
-    kind, args, options, words = ERRORS[error]
+@pytest.mark.parametrize(("kind", "args", "options", "words"), ERRORS.values(), ids=ERRORS)
+def test_error_says_what_was_given_what_is_accepted_and_what_to_do(kind, args, options, words):
     for function in (sinkhorn, plan):
         with pytest.raises(kind) as raised:
             function(*args, **options)

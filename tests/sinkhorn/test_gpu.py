@@ -11,10 +11,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from autograd_calls import value_and_gradient
+from layouts import LAYOUTS
 
 from helion_sinkhorn import plan, sinkhorn
 from helion_sinkhorn.configs.device import current
@@ -166,17 +168,11 @@ def test_layouts_do_not_matter(n, m):
     x, dy = case.inputs(DEVICE)
     expected = by_kernels(x, dy, **case.options)
     assert_within_budget({"contiguous": case.judge(*expected)})
-    layouts = [
-        lambda t: t.mT.contiguous().mT,
-        lambda t: torch.stack((t, -t), -1)[..., 0],
-        lambda t: torch.stack((t, -t), 1)[:, 0],
-        # an address that no vector load may assume to be aligned
-        lambda t: torch.cat((torch.zeros(1, device=DEVICE), t.flatten()))[1:].view(t.shape),
-        lambda t: t.movedim(0, -1).contiguous().movedim(-1, 0),
-    ]
-    for change in layouts:
-        for arguments in ((change(x), dy), (x, change(dy)), (change(x), change(dy))):
-            assert all(map(torch.equal, by_kernels(*arguments, **case.options), expected))
+    for name, change in LAYOUTS.items():
+        if name != "expanded":
+            own, upstream = change(x, ()), change(dy, ())
+            for arguments in ((own, dy), (x, upstream), (own, upstream)):
+                assert all(map(torch.equal, by_kernels(*arguments, **case.options), expected)), name
     one = dy[0, 0, 0]
     repeated = by_kernels(x, one.repeat(66, n, m), **case.options)
     assert all(map(torch.equal, by_kernels(x, one.expand(66, n, m), **case.options), repeated))
@@ -224,27 +220,23 @@ def test_a_device_that_is_not_the_current_one():
 def test_threads_and_streams():
     cases = [Case("randn_3", n, n, 6, form, batch=2000, seed=n) for n in (3, 4) for form in FORMS]
     inputs = [case.inputs(DEVICE) for case in cases]
-    results: dict[int, list] = {}
     torch.cuda.synchronize()
     start = threading.Barrier(len(cases))
 
-    def work(k: int) -> None:
+    def work(case: Case, given: tuple[torch.Tensor, ...]) -> list[tuple[torch.Tensor, ...]]:
         stream = torch.cuda.Stream()
         start.wait()
         with torch.cuda.stream(stream):
-            results[k] = [by_kernels(*inputs[k], **cases[k].options) for _ in range(20)]
+            results = [by_kernels(*given, **case.options) for _ in range(20)]
         stream.synchronize()
+        return results
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(len(cases))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(results) == list(range(len(cases)))
-    for k, case in enumerate(cases):
-        alone = by_kernels(*inputs[k], **case.options)
+    with ThreadPoolExecutor(len(cases)) as threads:
+        found = [*threads.map(work, cases, inputs)]
+    for case, given, results in zip(cases, inputs, found, strict=True):
+        alone = by_kernels(*given, **case.options)
         assert_within_budget({case: case.judge(*alone)})
-        assert all(torch.equal(a, b) for result in results[k] for a, b in zip(result, alone, strict=True))
+        assert all(torch.equal(a, b) for result in results for a, b in zip(result, alone, strict=True))
 
 
 def test_what_is_compiled_for_many_sizes_takes_the_kernels_where_eps_lets_it():

@@ -264,21 +264,14 @@ def test_segments_of_any_length(length, n_iters, form):
     check_backward(Case("randn_8", 4, 4, n_iters, form), "sinkhorn_backward", length=length)
 
 
-def takes_pairs(case: Case) -> bool:
-    """Whether asking for pairs of reciprocals changes what is launched."""
-    call = launch.call_of(case.inputs()[0], *case.arguments)
-    either = [
-        launch.constants(call, case.eps, choice(case, "sinkhorn_forward", paired=paired), "full")
-        for paired in (True, False)
-    ]
-    return either[0] != either[1]
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("logits", ["randn_30", "masked"])
 def test_pairs_are_given_up_where_they_could_overflow(logits, form):
     case = Case(logits, 2, 8, 24, form, batch=16)
-    assert takes_pairs(case) == (form == "deepseek")
+    call = launch.call_of(case.inputs()[0], *case.arguments)
+    choices = (choice(case, "sinkhorn_forward", paired=paired) for paired in (True, False))
+    paired, single = (launch.constants(call, case.eps, of, "full") for of in choices)
+    assert (paired != single) == (form == "deepseek")
     check_forward(case, paired=True)
     check_backward(case, "sinkhorn_backward", paired=True)
 

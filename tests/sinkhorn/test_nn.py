@@ -139,13 +139,11 @@ def test_fused_mhc_clamps_masked_logits():
     assert torch.equal(dx[clamped], torch.zeros_like(dx[clamped]))
 
 
-@pytest.mark.parametrize("device", ["meta"])
-def test_modules_on_a_device_without_autocast(device):
-    x = torch.empty(3, 4, 8, device=device, dtype=torch.float16)
-    p = nn.FusedMHC()(x[..., :4])
-    y = nn.SinkhornLaneMixer(4).to(device)(x)
-    assert (p.shape, p.dtype, p.device) == ((3, 4, 4), torch.float16, torch.device(device))
-    assert (y.shape, y.dtype, y.device) == ((3, 4, 8), torch.float16, torch.device(device))
+def test_modules_on_a_device_without_autocast():
+    x = torch.empty(3, 4, 8, device="meta", dtype=torch.float16)
+    p, y = nn.FusedMHC()(x[..., :4]), nn.SinkhornLaneMixer(4).to("meta")(x)
+    assert (p.shape, p.dtype, p.device) == ((3, 4, 4), torch.float16, x.device)
+    assert (y.shape, y.dtype, y.device) == ((3, 4, 8), torch.float16, x.device)
 
 
 def mix(mixer, x):
@@ -233,5 +231,4 @@ def test_compiled_model(backend):
     y, z = compiled(x), model(x)
     torch.testing.assert_close(y, z, rtol=1e-5, atol=1e-6)
     actual, expected = (torch.autograd.grad(out, parameters, dy) for out in (y, z))
-    for a, b in zip(actual, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)

@@ -21,10 +21,8 @@ def test_other_batch_sizes_compile_twice_if_unmarked():
     # unmarked, Dynamo takes the first batch size for a constant and the second for a symbol
     frames = []
     for batch in (6, 11, 2, 64, 1000, 4097):
-        x, dp = randn(batch, 4, 4).requires_grad_(), randn(batch, 4, 4, seed=1)
-        p = compiled(x)
-        (dx,) = torch.autograd.grad(p, x, dp)
-        assert_equal((p, dx), value_and_gradient(sinkhorn, x, dp))
+        given = randn(batch, 4, 4), randn(batch, 4, 4, seed=1)
+        assert_equal(value_and_gradient(compiled, *given), value_and_gradient(sinkhorn, *given))
         frames.append(counter.frame_count)
     assert frames == [1] + [2] * 5
 
@@ -62,6 +60,7 @@ def test_an_eps_that_changes_is_compiled():
 
 FIRST_USE = """
 import threading, torch
+from concurrent.futures import ThreadPoolExecutor
 from helion_sinkhorn import sinkhorn
 
 count = 16
@@ -74,17 +73,15 @@ def run(i):
     p = sinkhorn(leaf, form=("deepseek", "log")[i % 2])
     return p.detach(), *torch.autograd.grad(p, leaf, dps[i])
 
-results, gate = {}, threading.Barrier(count)
+gate = threading.Barrier(count)
 
 def work(i):
     gate.wait()
-    results[i] = run(i)
+    return run(i)
 
-threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
-for t in threads: t.start()
-for t in threads: t.join()
-alone = {i: run(i) for i in range(count)}
-print(sorted(i for i in range(count) if i in results and all(map(torch.equal, results[i], alone[i]))))
+with ThreadPoolExecutor(count) as threads:
+    results = [*threads.map(work, range(count))]
+print([i for i in range(count) if all(map(torch.equal, results[i], run(i)))])
 """
 
 

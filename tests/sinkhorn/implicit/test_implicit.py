@@ -187,15 +187,13 @@ class TestPublicFunction:
         dy = make_cotangents(x)
         results = {}
         for system, solver in itertools.product(SYSTEMS, SOLVERS):
-            options = {"backward": Implicit(system, solver)}
-            p, results[system, solver] = value_and_gradient(lambda leaf: sinkhorn(leaf, 5, **options), x, dy)  # noqa: B023
+            module = nn.Sinkhorn(5, backward=Implicit(system, solver))
+            p, results[system, solver] = value_and_gradient(module, x, dy)
             expected = implicit.backward(dy, p, 5, system, solver, torch.float32)
             assert torch.equal(results[system, solver], expected)
         distinct = {tuple(r.flatten().tolist()) for r in results.values()}
         # elimination of the full system leaves the reduced one
         assert len(distinct) == 5
-        module = nn.Sinkhorn(5, backward=Implicit("full", "cg"))
-        assert torch.equal(value_and_gradient(module, x, dy)[1], results["full", "cg"])
 
     @pytest.mark.parametrize("first", ["rows", "cols"])
     @pytest.mark.parametrize("form", ["deepseek", "log"])
@@ -216,11 +214,8 @@ class TestPublicFunction:
         x = make_logits("randn_1", 5, 4, 4)
         x[2, 0, 0] = math.nan
         for solver in SOLVERS:
-            _, dx = value_and_gradient(
-                lambda leaf: sinkhorn(leaf, backward=Implicit(solver=solver)),  # noqa: B023
-                x,
-                make_cotangents(x),
-            )
+            module = nn.Sinkhorn(backward=Implicit(solver=solver))
+            _, dx = value_and_gradient(module, x, make_cotangents(x))
             assert dx[2].isnan().all()
             assert dx[[0, 1, 3, 4]].isfinite().all()
 
@@ -228,11 +223,7 @@ class TestPublicFunction:
         ("shape", "options", "said"),
         [
             ((2, 3, 5), {"backward": Implicit("reduced")}, "a matrix of 3 x 5 they cannot"),
-            (
-                (2, 5, 3),
-                {"backward": Implicit("full")},
-                "use system='corrected'",
-            ),
+            ((2, 5, 3), {"backward": Implicit("full")}, "use system='corrected'"),
             ((2, 4, 4), {"backward": "auto"}, "backward is 'auto'; use one of 'exact', 'implicit'"),
         ],
     )

@@ -7,25 +7,13 @@ import torch
 from autograd_calls import assert_equal, randn, value_and_gradient
 
 from helion_sinkhorn import reference, sinkhorn
-from helion_sinkhorn.lab.sinkhorn.logits import LOGITS
+from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 from helion_sinkhorn.ops.sinkhorn.large import definition, eager, products, ranks
 from helion_sinkhorn.ops.sinkhorn.large.sides import Matrices
 from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
 
 FORMS = ["deepseek", "log"]
 SIZES = [(190, 180), (129, 300), (2000, 17), (12, 3000)]
-
-
-def draw(kind: str, n: int, m: int, batch: int = 1) -> torch.Tensor:
-    """float32 logits of a kind, the same in every run."""
-    import numpy as np
-
-    return LOGITS[kind](batch, n, m, np.random.default_rng(0)).float()
-
-
-def slopes(n: int, m: int, height: float) -> torch.Tensor:
-    """c i j, whose plan is near a permutation that no row maximum shows."""
-    return height * torch.linspace(0, 1, n)[:, None] * torch.linspace(0, n, m)[None]
 
 
 def assert_as_specified(x, dy, tolerance=1e-12, **options):
@@ -66,10 +54,11 @@ def test_other_eps(eps):
 PEAKED = {
     "8 randn": lambda: 8 * randn(1, 190, 180), "30 randn": lambda: 30 * randn(1, 190, 180),
     "300 randn": lambda: 300 * randn(1, 190, 180), "3000 randn": lambda: 3000 * randn(1, 190, 180),
-    "identity": lambda: draw("identity_like", 190, 190),
-    "c i j": lambda: slopes(190, 180, 40.0)[None],
-    "a column that loses": lambda: draw("column_below", 190, 180),
-    "masked": lambda: draw("masked", 190, 180),
+    "identity": lambda: make_logits("identity_like", 1, 190, 190),
+    # whose plan is near a permutation that no row maximum shows
+    "c i j": lambda: (40 * torch.linspace(0, 1, 190)[:, None] * torch.linspace(0, 190, 180))[None],
+    "a column that loses": lambda: make_logits("column_below", 1, 190, 180),
+    "masked": lambda: make_logits("masked", 1, 190, 180),
 }  # fmt: skip
 
 
@@ -109,7 +98,7 @@ def test_absorbed_potentials_of_thousands_leave_no_error(seed):
 @pytest.mark.parametrize(("form", "most"), [("log", 1e-5), ("deepseek", 3e-5)])
 def test_near_a_permutation_the_first_sums_are_looked_at_twice(form, most):
     """One look leaves errors of 2e-5, with eps 1e-4; without a look at the last sums they are 1e-4."""
-    x = 14 / 16 * draw("identity_like_16", 256, 256, 4)
+    x = 14 / 16 * make_logits("identity_like_16", 4, 256, 256)
     (_, of_dx), _ = errors(x, randn(*x.shape, seed=1), 20, form)
     assert of_dx < most
 
