@@ -64,7 +64,7 @@ def one_pass(monkeypatch):
 
 @pytest.fixture
 def names(monkeypatch):
-    """Of the kernels that are launched."""
+    """The names of the kernels that are launched, in order."""
     return noted_on_cpu(monkeypatch, within=SITES)
 
 

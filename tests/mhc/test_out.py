@@ -20,7 +20,8 @@ from helion_sinkhorn.ops.mhc.site import crossing
 
 @pytest.fixture
 def kernels(monkeypatch):
-    kernels_on_cpu(monkeypatch, OPERATORS)
+    for within in (OPERATORS, *(module.__name__ for module in (functional, last, quantized))):
+        kernels_on_cpu(monkeypatch, within)
 
 
 @pytest.fixture(params=["pytorch", "kernels"])
@@ -28,9 +29,6 @@ def where(request):
     """PyTorch and the kernels in turn."""
     if request.param == "kernels":
         request.getfixturevalue("kernels")
-        patch = request.getfixturevalue("monkeypatch")
-        for module in (functional, last, quantized):
-            kernels_on_cpu(patch, module.__name__)
 
 
 def inputs(*lead, n=4, c=24, dtype=torch.bfloat16):
@@ -83,8 +81,6 @@ def test_kernels_leave_nothing_to_copy(kernels, n, monkeypatch):
 
     for place in (crossing, post_api, last, functional, quantized):
         monkeypatch.setattr(place, "written", written)
-    for place in (last, functional, quantized):
-        kernels_on_cpu(monkeypatch, place.__name__)
     for place in (last, pre_api, quantized):
         monkeypatch.setattr(place, "count_change", lambda *tensors: counted.extend(tensors))
     given = inputs(6, n=n)
