@@ -162,7 +162,7 @@ def h200s(monkeypatch):
 
 ALONE = {
     "hc_pre_backward", "hc_pre_normed_forward", "hc_site_weights", "hc_boundary_finish", "hc_boundary_last",
-    "hc_boundary_head", "sinkhorn_large_columns_of_logs",
+    "hc_boundary_head", "sinkhorn_large_columns_of_logs", "sinkhorn_large_left", "sinkhorn_large_right",
     *(f"sinkhorn_large{eps}_{name}" for eps in ("", "_eps") for name in ("first", "write", "sums", "turn")),
 }  # fmt: skip
 """Whose config decides in which order columns are added up, or which are launched once in a long call."""

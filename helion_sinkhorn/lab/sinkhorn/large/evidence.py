@@ -125,7 +125,7 @@ def _shapes(call: LargeCall, batch: int) -> dict[str, tuple[int, ...]]:
         "rows": rows, "columns": columns, "scale": (1,),
         "parts": (batch, max(2, sums), call.m),
         "left": (batch, *segments, n), "right": (batch, *segments, m),
-        "rows_of_all": (3 * length, *rows), "columns_of_all": (3 * length, *columns),
+        "rows_of_all": (3 * length * batch, call.n), "columns_of_all": (3 * length * batch, call.m),
         "base_f": (batch, segments[0], n), "base_g": (batch, segments[0], m),
     }  # fmt: skip
 
@@ -198,7 +198,7 @@ def alone(name: str) -> Alone:
             return calls.rows(given_name, *given, values=numbers)
         sizes = given[kinds.index("right")].shape[1:3] if {"left", "right"} <= {*kinds} else ()
         if kinds[0].endswith("of_all"):
-            sizes = len(given[0]), given[-1].size(1), given[-1].size(2) // 2
+            sizes = len(given[0]) // len(given[-1]), given[-1].size(1), given[-1].size(2) // 2
         count = (given[0].size(1),) if kinds[0] == "parts" else ()
         calls.launch(name, *given, values=(*numbers, *count, *sizes, *NUMBERS.get(name, ())))
         return given[-1]

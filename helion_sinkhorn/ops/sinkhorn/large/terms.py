@@ -41,6 +41,9 @@ def of_segments(
     base_g = calls.empty(batch, count, filled(m))
     left, right = (calls.empty(batch, count, 2 * length, filled(k)) for k in (n, m))
     values = n_iters, count, length, linear
-    calls.launch("sinkhorn_large_left", of.bases, of.fs, rows, base, base_f, left, values=values)
-    calls.launch("sinkhorn_large_right", of.gs, of.rests, columns, base_g, right, values=values)
+    bases, fs, rows, gs, rests, columns = (
+        t.flatten(0, 1) for t in (of.bases, of.fs, rows, of.gs, of.rests, columns)
+    )
+    calls.launch("sinkhorn_large_left", bases, fs, rows, base, base_f, left, values=values)
+    calls.launch("sinkhorn_large_right", gs, rests, columns, base_g, right, values=values)
     return base, base_f, base_g, left, right
