@@ -1,8 +1,8 @@
 """The Helion kernel bodies that make what sinkhorn_large_terms subtracts of the vectors of all iterations.
 
 A segment is some iterations, from a later one to an earlier one, whose terms are relative to its first.  The
-vectors of all iterations come as rows t B + i, so that code depends on no batch.  In
-PyTorch these are 36 launches of 2 us each, as long as 12 iterations of 64 matrices of 256 x 256.
+vectors of all iterations come as rows t B + i, so that code depends on no batch.  In PyTorch these are 36
+launches of 2 us each, as long as 12 iterations of 64 matrices of 256 x 256.
 """
 
 from __future__ import annotations
