@@ -95,6 +95,9 @@ def rows_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
 
 
 def apart_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
+    if device.vendor == "amd":
+        # with half of them a gfx950 spills scalar registers for rows of 8193
+        return rows_default(call, device)
     # half the warps of other rows take 14 % less forward, 1025 x 1025 on an H200
     warps = fewest_warps(call, device, 16) // 2
     block = min(ABREAST, together(call, device, warps, 32))
@@ -148,6 +151,9 @@ def terms_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
     # where lines are not aligned a thread has one column, and reads a factor of the rows for each product
     entries = 4 if call.dtype == "float32" else 8
     rows, warps = (16, 2) if (call.n if call.turned else call.m) % entries else (TILE, 4)
+    if device.vendor == "amd":
+        # of 2 waves a gfx950 spills 31 scalar registers
+        warps = 4
     return (("block_sizes", (rows, TILE)), ("num_warps", warps)), ()
 
 
