@@ -115,8 +115,7 @@ def hc_last(
             op, options = torch_op, (float(y_norm_eps), comb_order)
         else:
             op, options = head_op, (comb_order, *map(float, (head.norm_eps, head.eps, y_norm_eps)))
-        if direct is not None:
-            count_change(direct)
+        count_change(direct)
         run = op.call if direct is None else functools.partial(op.forward, out=direct)
         return written(run(*given, *options), out)
     streams = mixed(update, comb_order, implementation)

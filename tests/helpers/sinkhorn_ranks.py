@@ -14,9 +14,10 @@ from helion_sinkhorn import sinkhorn, sinkhorn_potentials
 from helion_sinkhorn.ops.sinkhorn import distributed
 from helion_sinkhorn.ops.sinkhorn.large import launch
 from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
-from helion_sinkhorn.ops.sinkhorn.large.ranks import ranks_of, reduce_over
+from helion_sinkhorn.ops.sinkhorn.large.ranks import ranks_of
 from helion_sinkhorn.ops.sinkhorn.large.sides import Matrices
 from helion_sinkhorn.recipes import sinkhorn_knopp_teacher
+from helion_sinkhorn.runtime.groups import reduce_over
 
 SHARED = (0.5, torch.float64), (0.1, torch.float64), (0.5, torch.float32)
 """The share of the rows that the first process has, and the dtype."""

@@ -10,6 +10,7 @@ import torch
 
 from helion_sinkhorn.ops.balance import eager
 from helion_sinkhorn.ops.balance.options import BalanceOptions
+from helion_sinkhorn.runtime.groups import reduce_over
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.views import placed
 
@@ -157,7 +158,7 @@ def scales(
             continue
         sums, d = passes.squares(x, c, d, order, options.eps, row_step, k % 4 > 1)
         if groups:
-            eager.columns(_over_ranks(sums.sum(1, keepdim=True), groups), c, options.eps)
+            eager.columns(reduce_over(sums.sum(1, keepdim=True), groups), c, options.eps)
         else:
             passes.columns(sums, c, options.eps)
         row_step = False
@@ -169,14 +170,5 @@ def _is_masked(norms: torch.Tensor, threshold: float, groups: Sequence[str]) -> 
     if not groups:
         return norms <= threshold * norms.mean(1, keepdim=True)
     rows = norms.new_full((len(norms),), norms.size(1))
-    total, rows = _over_ranks(torch.stack([norms.sum(1), rows]), groups)
+    total, rows = reduce_over(torch.stack([norms.sum(1), rows]), groups)
     return norms <= threshold * (total / rows).unsqueeze(1)
-
-
-def _over_ranks(t: torch.Tensor, groups: Sequence[str]) -> torch.Tensor:
-    """t added over all ranks of these groups."""
-    import torch.distributed as dist
-
-    for name in groups:
-        dist.all_reduce(t, group=dist.distributed_c10d._resolve_process_group(name))
-    return t

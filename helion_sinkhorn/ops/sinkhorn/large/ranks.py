@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.large.products import Products, plus
+from helion_sinkhorn.runtime.groups import reduce_over
 
 
 class Ranks(NamedTuple):
@@ -43,9 +44,7 @@ class Ranks(NamedTuple):
         return self._reduced(values, axis, "MAX")
 
     def _reduced(self, t: torch.Tensor, axis: int, how: str) -> torch.Tensor:
-        if axis == self.axis:
-            reduce_over(t, self.groups, how)
-        return t
+        return reduce_over(t, self.groups, how) if axis == self.axis else t
 
     def products(self, a: torch.Tensor) -> Products:
         """Products of A with vectors."""
@@ -72,16 +71,3 @@ ALONE = Ranks()
 def ranks_of(groups: Sequence[str], first: str, lines: int) -> Ranks:
     """The processes that share the rows, of matrices whose rows are the lead side or the other one."""
     return Ranks(groups, -2 if first == "rows" else -1, lines) if groups else ALONE
-
-
-def reduce_over(t: torch.Tensor, groups: Sequence[str], how: str) -> None:
-    """Reduce t over all ranks of these groups, in place, to their "SUM" or "MAX"."""
-    import torch.distributed as dist
-
-    # NCCL refuses other tensors
-    together = t.contiguous()
-    for name in groups:
-        group = dist.distributed_c10d._resolve_process_group(name)
-        dist.all_reduce(together, getattr(dist.ReduceOp, how), group)
-    if together is not t:
-        t.copy_(together)

@@ -16,7 +16,6 @@ implementations = Implementations("helion_sinkhorn.ops.mhc.pre.quantized.launch"
 def forward(u, *rest, **out):
     """(values, scales); see mhc.quantized.quantize."""
     with implementations.chosen_for(u, "helion") as module:
-        # kernels write into `out`
         return module.forward(u, *rest) if module is eager else module.forward(u, *rest, **out)
 
 

@@ -5,23 +5,12 @@ It has no gradient: a call that needs one is made of hc_post, hc_mixes and hc_pr
 
 from __future__ import annotations
 
-from helion_sinkhorn.ops.mhc.site.boundary.last.torch_op import empty_result
+from helion_sinkhorn.ops.mhc.site.boundary.last.torch_op import by, empty_result
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import Implementations, define
-from helion_sinkhorn.runtime.updates import Update
+from helion_sinkhorn.runtime.torch_op import define
 
 NAME = "hc_last_head"
-implementations = Implementations("helion_sinkhorn.ops.mhc.site.boundary.head.launch")
-
-
-def forward(f, x, post, comb, bias, *rest, **out):
-    """y; see mhc.last.hc_last."""
-    if x.numel() == 0:
-        return empty_result(f, x)
-    with implementations.launching(x) as launch:
-        return launch.forward(Update(f, x, post, comb, bias), *rest, **out)
-
-
+forward = by("helion_sinkhorn.ops.mhc.site.boundary.head.launch")
 call = define(
     NAME,
     "(Tensor f, Tensor x, Tensor post, Tensor comb, Tensor? bias, Tensor fn, Tensor scale, Tensor base, "
