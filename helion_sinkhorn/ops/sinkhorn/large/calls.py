@@ -13,12 +13,12 @@ from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks
 from helion_sinkhorn.ops.sinkhorn.large.sides import SHORTEST, kept_entries
 from helion_sinkhorn.ops.sinkhorn.large.space import (
     LargeCall,
-    apart_default,
     columns_default,
     columns_space,
     of_logs_default,
     rows_default,
     rows_space,
+    steps_default,
     terms_default,
     terms_space,
     vectors_default,
@@ -96,7 +96,7 @@ KERNELS = {
     )
     for name, body, default, space, facts, numbers in (
         ("sinkhorn_large_first", "kernels", rows_default, default_only(rows_default), rows_facts, 0),
-        ("sinkhorn_large_step", "kernels", rows_default, rows_space, rows_facts, 0),
+        ("sinkhorn_large_step", "kernels", steps_default, rows_space, rows_facts, 0),
         ("sinkhorn_large_columns", "kernels", columns_default, columns_space, parts_facts, 0),
         (
             "sinkhorn_large_columns_of_logs", "kernels", of_logs_default, default_only(of_logs_default),
@@ -105,9 +105,9 @@ KERNELS = {
         ("sinkhorn_large_write", "kernels", write_default, default_only(write_default), sizes, 0),
         ("sinkhorn_large_sums", "adjoint", rows_default, default_only(rows_default), rows_facts, 0),
         ("sinkhorn_large_turn", "adjoint", rows_default, default_only(rows_default), rows_facts, 0),
-        ("sinkhorn_large_back", "adjoint", rows_default, rows_space, rows_facts, 0),
-        ("sinkhorn_large_apart_step", "apart_kernels", apart_default, rows_space, rows_facts, 0),
-        ("sinkhorn_large_apart_back", "apart_kernels", apart_default, rows_space, rows_facts, 0),
+        ("sinkhorn_large_back", "adjoint", steps_default, rows_space, rows_facts, 0),
+        ("sinkhorn_large_apart_step", "apart_kernels", steps_default, rows_space, rows_facts, 0),
+        ("sinkhorn_large_apart_back", "apart_kernels", steps_default, rows_space, rows_facts, 0),
         ("sinkhorn_large_gather", "adjoint", columns_default, columns_space, columns_facts, 0),
         ("sinkhorn_large_left", "segment_kernels", vectors_default, default_only(vectors_default), sizes, 0),
         ("sinkhorn_large_right", "segment_kernels", vectors_default, default_only(vectors_default), sizes, 0),
@@ -119,7 +119,7 @@ KERNELS = {
         ("sinkhorn_large_eps_write", "eps_kernels", write_default, default_only(write_default), eps_whole, 1),
         ("sinkhorn_large_eps_sums", "eps_kernels", rows_default, default_only(rows_default), eps_rows, 1),
         ("sinkhorn_large_eps_turn", "eps_kernels", rows_default, default_only(rows_default), eps_rows, 2),
-        ("sinkhorn_large_eps_back", "eps_kernels", rows_default, rows_space, eps_rows, 2),
+        ("sinkhorn_large_eps_back", "eps_kernels", steps_default, rows_space, eps_rows, 2),
         ("sinkhorn_large_wide_first", "wide_kernels", wide_rows_default, wide_rows_space, sizes, 0),
         ("sinkhorn_large_wide_logs", "wide_kernels", wide_columns_default, wide_columns_space, sizes, 0),
         ("sinkhorn_large_wide_rows", "wide_kernels", wide_rows_default, wide_rows_space, sizes, 0),
