@@ -77,10 +77,14 @@ def graphed(run: Callable[[], object]) -> Callable[[], object]:
 
 def kernel_parts(x: torch.Tensor, dy: torch.Tensor, case: Case, how: str):
     """The forward that keeps what a gradient needs, and the backward, each by itself."""
-    given = x, None, None, case.n_iters, case.eps, case.first, 1.0, True, how, x.dtype, *ALONE
-    _, _, _, rows, columns = call(*given)
+
+    def forward(keep: bool = True):
+        given = x, None, None, case.n_iters, case.eps, case.first, 1.0, keep, how, x.dtype, *ALONE
+        return call(*given)
+
+    _, _, _, rows, columns = forward()
     backward = dy, None, None, x, None, None, rows, columns, case.eps, case.first, 1.0, how, *ALONE
-    return (lambda: call(*given)), (lambda: call_backward(*backward)), 4 * (rows.numel() + columns.numel())
+    return forward, (lambda: call_backward(*backward)), 4 * (rows.numel() + columns.numel())
 
 
 def errors(x: torch.Tensor, dy: torch.Tensor, n_iters: int) -> list[float]:
@@ -117,6 +121,7 @@ def main(arguments: argparse.Namespace) -> None:
         if on_gpu:
             row |= {
                 "forward in a graph": timed(graphed(forward), device),
+                "without gradient in a graph": timed(graphed(functools.partial(forward, False)), device),
                 "backward in a graph": timed(graphed(backward), device),
                 "reads": case.n_iters / 2 * timed(graphed(functools.partial(leaf.detach().copy_, x)), device),
             }

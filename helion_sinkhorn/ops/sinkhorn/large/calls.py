@@ -95,7 +95,7 @@ KERNELS = {
         | frozenset({"in place"} if name.endswith("gradient") else ()),
     )
     for name, body, default, space, facts, numbers in (
-        ("sinkhorn_large_first", "kernels", rows_default, default_only(rows_default), rows_facts, 0),
+        ("sinkhorn_large_first", "kernels", steps_default, default_only(steps_default), rows_facts, 0),
         ("sinkhorn_large_step", "kernels", steps_default, rows_space, rows_facts, 0),
         ("sinkhorn_large_columns", "kernels", columns_default, columns_space, parts_facts, 0),
         (
