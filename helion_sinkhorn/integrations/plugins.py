@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 SWITCH = "HELION_SINKHORN_SERVE"
-"""The environment variable: unset, empty or "off" does nothing; "on" or "all" as for `register`."""
+"""The environment variable: unset, empty or "off" does nothing; otherwise as `register` takes it."""
 
 
 def is_on() -> bool:

@@ -8,26 +8,33 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.post.api import check_update, hc_post
 from helion_sinkhorn.ops.mhc.site.crossing import Crossing, check_site, crossing
-from helion_sinkhorn.runtime.checks import type_of
+from helion_sinkhorn.ops.mhc.site.prepare import hc_prepare
+from helion_sinkhorn.runtime.checks import is_capturing, type_of
 from helion_sinkhorn.runtime.updates import Update
 
 MOST_TOKENS = 64
 """V4's fused seams of up to so many tokens take less time here than by vLLM's kernels on an H200, C = 4096.
 
-Seams of more tokens take longer, those of 128 only without `hc_prepare`, and the operators by themselves take
-as long or longer (docs/integrations.md).  Other GPUs were not measured.
+Seams of more tokens take longer, and the operators by themselves take as long or longer
+(docs/integrations.md).  Other GPUs were not measured.
 """
-CALLS = "on", "all"
+MOST_PREPARED = 128
+"""The same after `hc_prepare`."""
+CALLS = "on", "all", "on,prepared", "all,prepared"
 
 
 class Taken:
     """Which calls a plug-in takes; each plug-in has one global record, which its operators read."""
 
-    every = False
+    every = prepares = False
+
+    def __init__(self) -> None:
+        self._prepared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def set(self, calls: str) -> None:
         """Set from an argument or the environment."""
@@ -35,13 +42,27 @@ class Taken:
             what = repr(calls) if isinstance(calls, (int, str)) else type_of(calls)
             raise ValueError(
                 f"calls, or HELION_SINKHORN_SERVE, is {what}; pass 'on' for seams of up to {MOST_TOKENS} "
-                "tokens, or 'all' for every call; 'off' in the environment"
+                "tokens, or 'all' for every call; with ',prepared' if weights stay as they are; 'off' in the "
+                "environment"
             )
-        self.every = calls == "all"
+        first, *others = calls.split(",")
+        self.every, self.prepares = first == "all", bool(others)
 
     def takes(self, streams: torch.Tensor | None) -> bool:
         """Whether this package computes a call: of a fused seam with streams (..., n, C), or of a part."""
-        return self.every or (streams is not None and streams.shape[:-2].numel() <= MOST_TOKENS)
+        most = MOST_PREPARED if self.prepares else MOST_TOKENS
+        return self.every or (streams is not None and streams.shape[:-2].numel() <= most)
+
+    def kept(self, fn: torch.Tensor, boundary: bool) -> torch.Tensor:
+        """fn, after `hc_prepare` if that is asked for and possible."""
+        if self.prepares and not fn.is_inference() and not is_capturing():
+            of_fn, now = self._prepared.setdefault(fn, {}), (fn._version, fn.data_ptr())
+            if of_fn.get(boundary) != now:
+                # parts made in inference mode could not be written again outside of it
+                with torch.inference_mode(False):
+                    hc_prepare(fn, boundary=boundary)
+                of_fn[boundary] = now
+        return fn
 
     def or_theirs(self, ours: Callable[..., Any], streams: str = "") -> Callable[..., Any]:
         """(theirs, *given, **options): `ours` if it is taken; a fused seam names its argument of streams."""

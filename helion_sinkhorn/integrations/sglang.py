@@ -37,7 +37,7 @@ def mhc_pre(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """post (..., n, 1), comb and the sublayer's input, by `hc_site`."""
     constants = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
-    site = seam(None, residual, (fn, hc_scale, hc_base), constants, norm_weight, norm_eps)
+    site = seam(None, residual, (taken.kept(fn, False), hc_scale, hc_base), constants, norm_weight, norm_eps)
     return site.post.unsqueeze(-1), site.comb, site.y
 
 
@@ -72,7 +72,7 @@ def post_fusion(
     site, norm = next.hc, next.norm
     constants = site.cfg.rms_eps, site.cfg.eps, site.cfg.eps, MHC_POST_MULT_VALUE, site.cfg.sinkhorn_iters
     found = seam(
-        (y, post, comb), residual, (site.fn, site.scale, site.base), constants,
+        (y, post, comb), residual, (taken.kept(site.fn, True), site.scale, site.base), constants,
         norm.weight, norm.variance_epsilon, pre,
     )  # fmt: skip
     return HcState(found.residual, pre, HcNormed(found.y), (found.pre, found.post, found.comb))
@@ -94,6 +94,7 @@ def register(calls: str = "on") -> tuple[str, ...]:
     Args:
         calls: "on" for fused seams of up to 64 tokens, which only V4.1 on Blackwell has; "all" for every
             call but V4.1's quantised input, and then a token's results do not depend on the tokens around it.
+            ",prepared" after either as for vLLM.
 
     Returns:
         The functions that are hooked.

@@ -40,7 +40,7 @@ def mhc_pre(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """post (..., n, 1), comb and the sublayer's input, by `hc_site`."""
     constants = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
-    site = seam(None, residual, (fn, hc_scale, hc_base), constants, norm_weight, norm_eps)
+    site = seam(None, residual, (taken.kept(fn, False), hc_scale, hc_base), constants, norm_weight, norm_eps)
     return site.post.unsqueeze(-1), site.comb, site.y
 
 
@@ -82,7 +82,8 @@ def mhc_pre_delayed(
         if pre_mix is None:
             first = torch.eye(1, residual.size(-2), device=residual.device)
             pre_mix = first.expand(residual.shape[:-1])
-        found = seam(update, residual, (fn, hc_scale, hc_base), constants, norm_weight, norm_eps, pre_mix)
+        site = taken.kept(fn, update is not None), hc_scale, hc_base
+        found = seam(update, residual, site, constants, norm_weight, norm_eps, pre_mix)
         streams, others = found.residual, (found.post.unsqueeze(-1), found.comb, found.y, found.pre)
     return residual.new_empty(0) if update is None else streams, *others
 
@@ -136,7 +137,8 @@ def mhc_fused_post_pre(
     """The new streams, their post (..., n, 1), comb and the next sublayer's input, by `hc_boundary`."""
     constants = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
     update = x, post_layer_mix, comb_res_mix
-    found = seam(update, residual, (fn, hc_scale, hc_base), constants, norm_weight, norm_eps)
+    site = taken.kept(fn, True), hc_scale, hc_base
+    found = seam(update, residual, site, constants, norm_weight, norm_eps)
     return found.residual, found.post.unsqueeze(-1), found.comb, found.y
 
 
@@ -187,7 +189,8 @@ def register(calls: str = "on") -> tuple[str, ...]:
     Args:
         calls: "on" for fused seams of up to 64 tokens, which take less time than vLLM's on an H200; "all"
             for every call but the first layer's broadcast, and then a token's results do not depend on the
-            tokens around it.
+            tokens around it.  With ",prepared" each projection is split once, by `hc_prepare`, and "on" takes
+            up to 128 tokens: for servers that do not load other weights while they run.
 
     Returns:
         The classes that are replaced.

@@ -132,6 +132,25 @@ def few_alone(monkeypatch):
     return lambda server: monkeypatch.setattr(server.plugin.taken, "every", False)
 
 
+@pytest.fixture
+def preparing(monkeypatch):
+    """A function that lets a plug-in prepare, and returns the list of what it prepares."""
+    found = []
+
+    def prepare(fn, boundary):
+        # parts made in it could not be written again outside
+        assert not torch.is_inference_mode_enabled()
+        found.append((fn, boundary))
+
+    monkeypatch.setattr(servers, "hc_prepare", prepare)
+
+    def switch(taken):
+        monkeypatch.setattr(taken, "prepares", True)
+        return found
+
+    return switch
+
+
 def test_which_calls_are_taken(few_alone):
     taken = Taken()
     for calls, of_seams, of_parts in (("on", [True, False], False), ("all", [True, True], True)):
@@ -139,10 +158,32 @@ def test_which_calls_are_taken(few_alone):
         assert [taken.takes(torch.empty(tokens, N, 1)) for tokens in (MOST, MOST + 1)] == of_seams
         assert taken.takes(torch.empty(2, 3, N, 1)) == of_seams[1]
         assert taken.takes(None) == of_parts
-    for wrong in ("", "yes", "1", 1, True, None):
+        taken.set(f"{calls},prepared")
+        assert taken.takes(torch.empty(MOST + 1, N, 1))
+        assert taken.takes(None) == of_parts
+        assert taken.takes(torch.empty(servers.MOST_PREPARED + 1, N, 1)) == of_seams[1]
+    for wrong in ("", "yes", "1", 1, True, None, "prepared", "on,", "on,prepare"):
         with pytest.raises(ValueError, match="HELION_SINKHORN_SERVE, is"):
             taken.set(wrong)
     assert taken.every
+
+
+def test_a_projection_is_prepared_once_and_when_it_changes(preparing, monkeypatch):
+    taken, fn = Taken(), torch.randn(ROWS, N * WIDTH)
+    assert taken.kept(fn, True) is fn
+    found = preparing(taken)
+    for boundary in (True, True, False, True):
+        assert taken.kept(fn, boundary) is fn
+    assert found == [(fn, True), (fn, False)]
+    fn.mul_(2)
+    other = fn.clone()
+    with torch.inference_mode():
+        taken.kept(fn, True), taken.kept(fn, True), taken.kept(other, True), taken.kept(fn.clone(), True)
+    assert [boundary for _, boundary in found[2:]] == [True, True]
+    assert found[3][0] is other
+    monkeypatch.setattr(servers, "is_capturing", lambda: True)
+    taken.kept(torch.randn(ROWS, N * WIDTH), True)
+    assert len(found) == 4
 
 
 def test_other_arguments_are_refused():
@@ -270,6 +311,25 @@ def test_vllm_has_the_bits_of_the_functions(vllm, dtype, with_norm):
     # the first sublayer takes stream 0
     first = torch.eye(1, N).expand(TOKENS, N)
     assert_equal([y], [hc_pre(d.residual, first, **norm_of(d, with_norm, "y_"))])
+
+
+def test_vllm_prepares_each_projection(vllm, preparing):
+    found, d = preparing(vllm.plugin.taken), drawn()
+    delayed = vllm.mhc.MHCPreDelayedOp()
+    update = {"sublayer_out": d.x, "post_layer_mix": d.post, "comb_res_mix": d.comb}
+    for run, boundary in (
+        (lambda fn, *rest: vllm.mhc.MHCPreOp()(d.residual, fn, *rest), False),
+        (lambda fn, *rest: vllm.mhc.MHCFusedPostPreOp()(*d.update, fn, *rest), True),
+        (lambda fn, *rest: delayed(d.residual, fn, *rest, pre_mix=d.pre, **update), True),
+        (lambda fn, *rest: delayed(d.residual, fn, *rest), False),
+    ):
+        fn = d.fn.clone()
+        for _ in range(2):
+            run(fn, d.scale, d.base, *CONSTANTS)
+        ((prepared, of_boundary),) = found
+        assert prepared is fn
+        assert of_boundary == boundary
+        found.clear()
 
 
 def test_vllm_updates_and_collapses(vllm):
@@ -402,11 +462,12 @@ def test_vllm_s_class_of_another_package_stays(vllm, monkeypatch):
 
 
 @pytest.mark.parametrize("with_norm", [False, True])
-def test_sglang_computes_v4(sglang, with_norm):
-    d = drawn()
+def test_sglang_computes_v4(sglang, with_norm, preparing):
+    d, found = drawn(), preparing(sglang.plugin.taken)
     named = dict(zip(PRE, (d.residual, *d.site, *CONSTANTS), strict=True))
     post, comb, y = sglang.mhc.mhc_pre(**named, **norm_of(d, with_norm))
     assert_equal((y, post[..., 0], comb), hc_site(d.residual, *d.site, **options_of(d, with_norm))[:3])
+    assert found == [(d.fn, False)]
 
 
 def test_sglang_updates_and_collapses(sglang):
@@ -429,8 +490,8 @@ def v41_boundary(sglang, d, **others):
     return before, sglang.v41.HcNextBoundary(**given)
 
 
-def test_sglang_computes_the_seam_of_v41(sglang):
-    d = drawn()
+def test_sglang_computes_the_seam_of_v41(sglang, preparing):
+    d, found = drawn(), preparing(sglang.plugin.taken)
     before, next = v41_boundary(sglang, d)
     state = sglang.v41._post_fusion(before, d.x, d.residual, (d.pre, d.post[..., 0], d.comb), next)
     assert type(state) is sglang.v41.HcState
@@ -441,6 +502,7 @@ def test_sglang_computes_the_seam_of_v41(sglang):
     wanted = hc_boundary(*d.ours, d.pre, *d.site, **options)
     assert_equal((state.input.rows, pre, post, comb, state.streams), wanted)
     assert isinstance(state.input, sglang.v41.HcNormed)
+    assert found == [(d.fn, True)]
 
 
 def test_sglang_keeps_what_is_not_ours(sglang, few_alone):
