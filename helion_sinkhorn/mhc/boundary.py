@@ -87,7 +87,7 @@ def hc_boundary(
             base then have 2n + K rows.  None for Sinkhorn.
         out: tensors that results are written into (`Out`), where nothing needs a gradient; None for new ones.
             Its residual may be x, its post and comb the arguments of these names, and its pre pre_next.
-            Its mean receives the mean of the new streams.
+            Its mean receives the mean of the new streams, and its quantized y in float8 with scales.
         implementation: "auto", "helion" or "pytorch".
 
     Returns:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from helion_sinkhorn.ops.mhc.out import check_out, count_change, written
 from helion_sinkhorn.ops.mhc.pre.quantized import eager, torch_op
 from helion_sinkhorn.ops.mhc.pre.quantized.eager import LARGEST
-from helion_sinkhorn.ops.mhc.pre.quantized.layouts import memory_of
+from helion_sinkhorn.ops.mhc.pre.quantized.layouts import Quantized, check_quantized, wanted_of
 from helion_sinkhorn.ops.mhc.pre.quantized.space import GROUPS
 from helion_sinkhorn.runtime.checks import (
     check_finite,
@@ -18,11 +16,8 @@ from helion_sinkhorn.runtime.checks import (
     check_option,
     check_tensor,
     implementation_for,
-    type_of,
 )
-from helion_sinkhorn.runtime.export import named_for_export
 from helion_sinkhorn.runtime.tokens import register_sharding_for
-from helion_sinkhorn.runtime.views import strides_of
 
 SCALES = ("float32", "e8m0")
 LAYOUTS = ("row", "column")
@@ -30,18 +25,6 @@ LEAST_FLOOR = 1e-30
 """With a smaller floor a scale might be near float32's smallest normal number, which some devices flush."""
 ACCEPTED_FLOOR = f"a float from {LEAST_FLOOR} to {LARGEST}"
 """Compilers that make sizes symbols cannot format numbers."""
-
-
-class Quantized(NamedTuple):
-    """The operand of a float8 matrix product."""
-
-    values: torch.Tensor
-    """(..., C), float8_e4m3fn."""
-    scales: torch.Tensor
-    """(..., C / G), or packed; u is about values times scales."""
-
-
-named_for_export(Quantized)
 
 
 def quantize(
@@ -140,14 +123,6 @@ def quantize(
 
 def _may_write(out: Quantized, u: torch.Tensor, group: int, scales: str, layout: str) -> bool:
     """Whether the kernel may write into `out`; raise as `check_out` does."""
-    if not isinstance(out, Quantized):
-        raise TypeError(
-            f"out is {type_of(out)}; pass helion_sinkhorn.mhc.quantized.Quantized(values, scales)"
-        )
-    shape, dtype = memory_of(u.shape, group, scales, layout)
-    of_scales = tuple(shape), dtype
-    if layout == "column":
-        *lead, of_group, of_token = strides_of(torch.Size(shape))
-        of_scales = (*u.shape[:-1], shape[-2]), dtype, (*lead, of_token, of_group)
-    wanted = {"out.values": (tuple(u.shape), torch.float8_e4m3fn), "out.scales": of_scales}
+    check_quantized("out", out)
+    wanted = wanted_of(u.shape, (group, scales, layout), "out")
     return check_out({f"out.{name}": t for name, t in out._asdict().items()}, wanted, u, {}, {"u": u}, "u")

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
+from helion_sinkhorn.ops.mhc.pre.quantized.layouts import Quantized, check_quantized, kind_of, wanted_of
+from helion_sinkhorn.ops.mhc.pre.quantized.space import GROUPS
 from helion_sinkhorn.runtime.checks import DTYPES, check_same_device, check_tensor, refuse_shape, type_of
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import has_dtensor
@@ -30,11 +32,20 @@ class Out(NamedTuple):
     """(..., n, C), the new streams, in the dtype of x; only for `hc_boundary`; it may be x itself."""
     mean: torch.Tensor | None = None
     """(..., C), the mean of the new streams, in the dtype of x; only for `hc_boundary`; None: not made."""
+    quantized: Quantized | None = None
+    """y in float8 with scales, as `quantize(y)` makes it with a floor of 1e-10; None: not made.  The group,
+    the kind of the scales and their layout are those of these tensors, which `quantize` makes once.
+    """
 
 
 NONE = Out()
 Given = Mapping[str, torch.Tensor | None]
 Wanted = Mapping[str, tuple[Any, ...]]
+
+
+def tensors_of(out: Out) -> tuple[torch.Tensor | None, ...]:
+    """The tensors of an Out, those of its quantized among them."""
+    return *out[:-1], *(out.quantized or ())
 
 
 def check_fields(out: object, x: torch.Tensor, over: Mapping[str, str], given: Given) -> bool:
@@ -47,7 +58,8 @@ def check_fields(out: object, x: torch.Tensor, over: Mapping[str, str], given: G
         given: the arguments by name.
 
     Raises:
-        TypeError: out is no Out, or has a field that the call does not make.
+        TypeError: out is no Out, or has a field that the call does not make, or no Quantized.
+        ValueError: the scales are of no group, or of more than one.
     """
     if not isinstance(out, Out):
         raise TypeError(
@@ -62,10 +74,18 @@ def check_fields(out: object, x: torch.Tensor, over: Mapping[str, str], given: G
     dtypes = x.dtype, *[computing(x.dtype)] * 3, x.dtype, x.dtype
     wanted = {
         f"out.{name}": ((*lead, *shape), dtype)
-        for name, shape, dtype in zip(Out._fields, shapes, dtypes, strict=True)
+        for name, shape, dtype in zip(Out._fields[:-1], shapes, dtypes, strict=True)
     }
+    takes, rounded = True, there.pop("quantized", None)
     of = {f"out.{name}": t for name, t in there.items()}
-    return check_out(of, wanted, x, {f"out.{name}": argument for name, argument in over.items()}, given)
+    if rounded is not None:
+        check_quantized("out.quantized", rounded)
+        kind = kind_of(c, rounded)
+        takes = kind[0] in GROUPS
+        wanted |= wanted_of(torch.Size((*lead, c)), kind, "out.quantized")
+        of |= {f"out.quantized.{name}": t for name, t in rounded._asdict().items()}
+    may = check_out(of, wanted, x, {f"out.{name}": argument for name, argument in over.items()}, given)
+    return may and takes
 
 
 def check_out(

@@ -90,7 +90,7 @@ def hc_site(
             then have 2n rows; or a function that returns it from its logits (..., K), float32: fn and base
             then have 2n + K rows.  None for Sinkhorn.
         out: tensors that y, post and comb are written into (`Out`), where nothing needs a gradient; None for
-            new ones.
+            new ones.  Its quantized receives y in float8 with scales.
         implementation: "auto", "helion" or "pytorch".
 
     Returns:

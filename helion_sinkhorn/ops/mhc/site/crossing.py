@@ -9,9 +9,13 @@ import torch
 
 from helion_sinkhorn.ops.mhc.mixes.api import check_tensors, projected
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
-from helion_sinkhorn.ops.mhc.out import NONE, Out, check_fields, count_change, written
+from helion_sinkhorn.ops.mhc.out import NONE, Out, check_fields, count_change, tensors_of, written
 from helion_sinkhorn.ops.mhc.post.api import mixed
 from helion_sinkhorn.ops.mhc.pre.api import Norm, check_norm, collapsed
+from helion_sinkhorn.ops.mhc.pre.quantized import eager as of_quantize
+from helion_sinkhorn.ops.mhc.pre.quantized import torch_op as quantize_op
+from helion_sinkhorn.ops.mhc.pre.quantized.layouts import FLOOR, kind_of
+from helion_sinkhorn.ops.mhc.pre.quantized.space import GROUPS
 from helion_sinkhorn.ops.mhc.site import torch_op
 from helion_sinkhorn.ops.mhc.site.boundary import composed
 from helion_sinkhorn.ops.mhc.site.boundary import torch_op as boundary_op
@@ -65,7 +69,7 @@ def crossing(
 
     An update has the same x.  The caller has checked the tensors by `check_site` and `check_update`, and the
     options by `SiteOptions.checked`.  Kernels write into the tensors of `out` if they may (`direct`), or else
-    only its mean is written.
+    only its mean and quantized are written.
     """
     fn, scale, base, norm_weight, y_weight, comb = site
     serves = implementation_for(implementation, "x", x)
@@ -85,8 +89,8 @@ def crossing(
         if update is None:
             given = x, fn, scale, base, weights, y_weight, *options.of_site
             if not direct:
-                return Crossing(*torch_op.run(*given))
-            count_change(*out)
+                return with_others(Crossing(*torch_op.run(*given)), out, implementation)
+            count_change(*tensors_of(out))
             return Crossing(*torch_op.forward(*given, out=out)[:4], x)
         given = *update, weights, fn, scale, base, y_weight
         there = [t for t in given if t is not None]
@@ -94,20 +98,18 @@ def crossing(
             register_sharding_for(*there)
             streams, *found = composed.Composed.apply(*given, *options.of_site, serves)
         elif direct:
-            count_change(*out)
+            count_change(*tensors_of(out))
             streams, *found = boundary_op.forward(*given, *options.of_site, out=out)
             out = NONE
         else:
             run = boundary_op.HcBoundary.apply if differentiates(*there) else boundary_op.call
             streams, *found = run(*given, *options.of_site)
         updated(streams, update, options.comb_order, serves)
-        write_mean(streams, out.mean, implementation)
-        return Crossing(*found[:4], streams)
+        return with_others(Crossing(*found[:4], streams), out, implementation)
     pre, post, comb = coefficients(x, site, options, implementation)
     norm = None if y_weight is None else Norm(y_weight, options.y_norm_eps)
     y = collapsed(x, pre if weights is None else weights, norm, implementation)
-    write_mean(x, out.mean, implementation)
-    return Crossing(y, pre, post, comb, x)
+    return with_others(Crossing(y, pre, post, comb, x), out, implementation)
 
 
 def crossing_into(
@@ -121,7 +123,7 @@ def crossing_into(
 ) -> Crossing:
     """`crossing` with its results in `out`; raise what `check_fields` raises for it."""
     given = {**site._asdict(), "x": x, "pre_next": weights, "comb_next": site.comb}
-    over = dict.fromkeys(("y", "post", "comb"), "")
+    over = dict.fromkeys(("y", "post", "comb", "quantized"), "")
     if update is not None:
         given |= update._asdict()
         over |= {"pre": "pre_next", "post": "post", "comb": "comb", "residual": "x", "mean": ""}
@@ -130,10 +132,21 @@ def crossing_into(
     return Crossing(*[written(t, getattr(out, name)) for name, t in found._asdict().items()])
 
 
-def write_mean(streams: torch.Tensor, into: torch.Tensor | None, implementation: str) -> None:
-    """Write the mean of the streams, if it is wanted, as hc_pre makes it and the kernel of hc_boundary."""
-    if into is not None:
-        written(collapsed(streams, evenly(streams), None, implementation), into)
+def with_others(found: Crossing, out: Out, implementation: str) -> Crossing:
+    """The same, after what else is wanted of it is written: the mean of the streams, as hc_pre makes it and
+    the kernel of hc_boundary, and y as quantize rounds it.
+    """
+    streams, y = found.residual, found.y
+    if out.mean is not None:
+        written(collapsed(streams, evenly(streams), None, implementation), out.mean)
+    if out.quantized is not None:
+        kind = kind_of(y.size(-1), out.quantized)
+        # of other groups, and of float64, quantize has no kernel
+        asked = "pytorch" if kind[0] not in GROUPS or implementation == "pytorch" else "auto"
+        run = of_quantize.forward if implementation_for(asked, "y", y) == "pytorch" else quantize_op.call
+        for t, into in zip(run(y, *kind, FLOOR), out.quantized, strict=True):
+            written(t, into)
+    return found
 
 
 def coefficients(

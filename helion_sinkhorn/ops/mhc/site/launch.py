@@ -21,6 +21,8 @@ from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteOptions, Si
 from helion_sinkhorn.ops.mhc.out import NONE, Out
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
 from helion_sinkhorn.ops.mhc.pre.normed import launch as normed_launch
+from helion_sinkhorn.ops.mhc.pre.quantized import launch as quantized_launch
+from helion_sinkhorn.ops.mhc.pre.quantized.layouts import Quantized
 from helion_sinkhorn.ops.mhc.site import space
 from helion_sinkhorn.ops.mhc.site.finish import launch as finish
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
@@ -74,16 +76,26 @@ def forward(
     if weights is None and norm is not None and finish.is_short(x):
         return finish.run(made, site, streams, None, call, options, out)
     # comes first, since pre may be written over the weights
-    y = None if weights is None else collapsed(streams, weights, norm, eps, out.y)
+    given = norm, eps, out.y, out.quantized
+    y = None if weights is None else collapsed(streams, weights, *given)
     found = coefficients(made, x.shape[:-2], site, n, call.mixes, options, out)
-    return collapsed(streams, found[0], norm, eps, out.y) if y is None else y, *found
+    return collapsed(streams, found[0], *given) if y is None else y, *found
 
 
-def collapsed(streams: torch.Tensor, by: torch.Tensor, norm: Some, eps: float, into: Some) -> torch.Tensor:
-    """y of streams and their weights, or u, the norm of y."""
-    if norm is None:
-        return pre_launch.forward(streams, by, into=into)
-    return normed_launch.forward(streams, by, norm, eps, into=into)
+def collapsed(
+    streams: torch.Tensor,
+    by: torch.Tensor,
+    norm: Some,
+    eps: float,
+    into: Some,
+    quantized: Quantized | None = None,
+) -> torch.Tensor:
+    """y of streams and their weights, or u, the norm of y; rounded into `quantized` too, if it is given."""
+    if norm is not None:
+        return normed_launch.forward(streams, by, norm, eps, into=into, quantized=quantized)
+    y = pre_launch.forward(streams, by, into=into)
+    quantized_launch.write(y, quantized)
+    return y
 
 
 def coefficients(

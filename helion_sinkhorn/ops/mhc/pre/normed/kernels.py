@@ -10,6 +10,7 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
+from helion_sinkhorn.ops.mhc.pre.quantized.kernels import round_tile, wait
 from helion_sinkhorn.runtime.device_math import multiply_add
 
 
@@ -40,19 +41,34 @@ def hc_pre_normed_forward(
     pre: torch.Tensor | None,
     weight: torch.Tensor,
     u: torch.Tensor,
+    parts: torch.Tensor | None,
+    values: torch.Tensor | None,
+    scales: torch.Tensor | None,
+    neighbours: int,
     facts: hl.constexpr,
 ):
-    """Write u (T, C) for x (T, n, C), pre (T, n) and weight (C,); without pre x has one stream."""
-    n, columns, eps, how = facts
+    """Write u (T, C) for x (T, n, C), pre (T, n) and weight (C,); without pre x has one stream.
+
+    With values (T K, G) and scales write them too, as quantize_groups does for parts (T K, G), a view of u.
+    """
+    n, columns, eps, how, form = facts
     tokens = x.size(0)
     hl.specialize((x.size(2), x.stride(), u.size(1), u.stride()))
     if pre is not None:
         # assigned to a name: Helion drops a bare call, which would leave the block of the `if` empty
         _pre = hl.specialize(pre.stride())
+    if values is not None:
+        _parts = hl.specialize((parts.size(1), parts.stride(), values.stride()))
     for t in hl.tile(tokens, block_size=1):
         y = collapsed(streams_of(x, t, n), pre, t, x.dtype, how)
         w = weight[:].to(torch.float32).unsqueeze(0)
         u[t, :] = (y * factor_of(y, eps, columns).unsqueeze(1) * w).to(u.dtype)
+        if values is not None:
+            # Helion takes no loop in a helper
+            step, floor, of_groups = form
+            wait(how)
+            for tile in hl.tile(t.begin * of_groups[0], t.end * of_groups[0], block_size=step):
+                round_tile(parts, values, scales, tile, floor, neighbours, of_groups)
 
 
 def hc_pre_normed_backward(

@@ -11,9 +11,11 @@ from helion_sinkhorn.ops.mhc.out import room
 from helion_sinkhorn.ops.mhc.pre.launch import call_for
 from helion_sinkhorn.ops.mhc.pre.normed import space
 from helion_sinkhorn.ops.mhc.pre.normed.space import SHARES
+from helion_sinkhorn.ops.mhc.pre.quantized.launch import beside, form_in_row, write
+from helion_sinkhorn.ops.mhc.pre.quantized.layouts import Quantized
 from helion_sinkhorn.ops.mhc.pre.space import PreCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.launch import Chosen, launch
+from helion_sinkhorn.runtime.launch import Chosen, device_of, launch
 from helion_sinkhorn.runtime.views import flattened, flattened_streams, parameter
 from helion_sinkhorn.runtime.wanted import Some, room_for
 
@@ -27,19 +29,24 @@ def facts(chosen: Chosen, call: PreCall, *values: Any) -> tuple[Any, ...]:
     return *numbers, call.n, call.columns, eps, chosen.reciprocal
 
 
+def forward_facts(chosen: Chosen, call: PreCall, *values: Any) -> tuple[Any, ...]:
+    *values, kind = values
+    return *facts(chosen, call, *values), form_in_row(chosen, call.columns, kind)
+
+
 KERNELS = {
     name: Kernel(
         name,
         f"{BODIES}:{name}",
         PreCall,
-        *configs,
-        facts,
+        *own,
         traits=frozenset({"norms", *traits}),
         numbers=numbers,
     )
-    for name, traits, numbers, *configs in (
-        (FORWARD, (), 0, space.forward_default, space.forward_space),
-        (BACKWARD, ("optional results",), 1, space.backward_default, space.backward_space),
+    # own: the default, the space and the facts
+    for name, traits, numbers, *own in (
+        (FORWARD, (), 1, space.forward_default, space.forward_space, forward_facts),
+        (BACKWARD, ("optional results",), 1, space.backward_default, space.backward_space, facts),
     )
 }
 
@@ -51,22 +58,40 @@ def forward(
     eps: float,
     choice: Choice | None = None,
     into: Some = None,
+    quantized: Quantized | None = None,
 ) -> torch.Tensor:
-    """u (..., C), or `into`; the contract is api.hc_pre's."""
-    n, columns = x.shape[-2:]
-    u = room(into, x, (*x.shape[:-2], columns), x.dtype)
-    tensors = flattened_streams(x), flattened(pre, 1), parameter(weight), u.view(-1, columns)
-    launch(
-        KERNELS[FORWARD], call_for(n, columns, x.dtype), tensors, eps, batch=len(tensors[0]), choice=choice
-    )
+    """u (..., C), or `into`; the contract is api.hc_pre's.  u is rounded into `quantized`, if it is given."""
+    u = room(into, x, (*x.shape[:-2], x.size(-1)), x.dtype)
+    launch_forward(flattened_streams(x), flattened(pre, 1), weight, eps, u, quantized, choice)
     return u
 
 
-def normalise(y: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-    """Write the norm of y (..., C) over it."""
-    rows = y.view(-1, 1, y.size(-1))
-    tensors = rows, None, parameter(weight), rows.squeeze(1)
-    launch(KERNELS[FORWARD], call_for(1, y.size(-1), y.dtype), tensors, eps, batch=len(rows))
+def normalise(y: torch.Tensor, weight: torch.Tensor, eps: float, quantized: Quantized | None = None) -> None:
+    """Write the norm of y (..., C) over it, and round it into `quantized`, if it is given."""
+    launch_forward(y.view(-1, 1, y.size(-1)), None, weight, eps, y, quantized)
+
+
+def launch_forward(
+    x: torch.Tensor,
+    pre: Some,
+    weight: torch.Tensor,
+    eps: float,
+    u: torch.Tensor,
+    quantized: Quantized | None,
+    choice: Choice | None = None,
+) -> None:
+    """One launch for x (T, n, C), and on AMD one more that rounds u.
+
+    There Triton's barrier does not wait for stores to global memory, as a program does that reads its row.
+    """
+    tokens, n, columns = x.shape
+    apart = device_of(x).vendor != "nvidia"
+    kind, neighbours, operands = beside(u, None if apart else quantized)
+    tensors = x, pre, parameter(weight), u.view(tokens, columns), *operands
+    call = call_for(n, columns, x.dtype)
+    launch(KERNELS[FORWARD], call, tensors, neighbours, eps, kind, batch=tokens, choice=choice)
+    if apart:
+        write(u, quantized)
 
 
 def backward(

@@ -11,6 +11,7 @@ import torch
 
 MAGNITUDE, MANTISSA, ABOVE_448 = 0x7FFFFFFF, 0x7FFFFF, 0x600000
 INFINITE, NAN = 0x7F800000, 0x7FC00000
+BITS = MAGNITUDE, MANTISSA, ABOVE_448, INFINITE, NAN
 
 
 def divided(a, b, interpret):
@@ -57,6 +58,35 @@ def place_of(row, tokens, groups, is_power, by_column):
     return (b * groups + k) * padded + t
 
 
+def wait(how):
+    """Threads of a program see what the others have written."""
+    if how != "full":
+        hl.inline_triton("tl.debug_barrier()", (), None)
+
+
+def round_tile(u, values, scales, tile, floor, tokens, form, bits=BITS):
+    """Codes and scales of the groups of a tile; see quantize_groups."""
+    groups, is_power, by_column, has_cast, interpret = form
+    magnitude, mantissa, above_448, infinite, nan = bits
+    # hl.load: inside a helper Helion takes indexing for an operation on the host
+    x = hl.load(u, [tile, slice(None)]).to(torch.float32)
+    largest = (x.view(torch.int32) & magnitude).amax(1).clamp(min=floor)
+    place = [place_of(tile.index, tokens, groups, is_power, by_column)]
+    if is_power:
+        # 448 is 1.75 times 2^8
+        exponent = (largest >> 23) - 8 + ((largest & mantissa) > above_448).to(torch.int32)
+        is_finite = largest < infinite
+        hl.store(scales, place, torch.where(is_finite, exponent, 255).to(torch.uint8))
+        # the product is exact, as the quotient would be
+        ratio = x * of_bits(torch.where(is_finite, (254 - exponent) << 23, nan)).unsqueeze(1)
+    else:
+        quotient = divided(of_bits(largest), 448.0, interpret)
+        scale = torch.where(largest < infinite, quotient, float("nan"))
+        hl.store(scales, place, scale)
+        ratio = divided(x, scale.unsqueeze(1), interpret)
+    hl.store(values, [tile, slice(None)], code_of(ratio, has_cast))
+
+
 def quantize_groups(
     u: torch.Tensor,
     values: torch.Tensor,
@@ -69,22 +99,9 @@ def quantize_groups(
 
     floor has the bits of a float32; tokens, neighbours where scales lie by columns, are not read else.
     """
-    groups, is_power, by_column, has_cast, interpret = facts
     hl.specialize((u.size(1), u.stride(), values.stride()))
     for tile in hl.tile(u.size(0)):
-        x = u[tile, :].to(torch.float32)
-        largest = (x.view(torch.int32) & MAGNITUDE).amax(1).clamp(min=floor)
-        place = [place_of(tile.index, tokens, groups, is_power, by_column)]
-        if is_power:
-            # 448 is 1.75 times 2^8
-            exponent = (largest >> 23) - 8 + ((largest & MANTISSA) > ABOVE_448).to(torch.int32)
-            is_finite = largest < INFINITE
-            hl.store(scales, place, torch.where(is_finite, exponent, 255).to(torch.uint8))
-            # the product is exact, as the quotient would be
-            ratio = x * of_bits(torch.where(is_finite, (254 - exponent) << 23, NAN)).unsqueeze(1)
-        else:
-            quotient = divided(of_bits(largest), 448.0, interpret)
-            scale = torch.where(largest < INFINITE, quotient, float("nan"))
-            hl.store(scales, place, scale)
-            ratio = divided(x, scale.unsqueeze(1), interpret)
-        values[tile, :] = code_of(ratio, has_cast)
+        # Helion makes arguments of a body's globals, and constants of a helper's: stored configs were timed
+        # with arguments
+        bits = MAGNITUDE, MANTISSA, ABOVE_448, INFINITE, NAN
+        round_tile(u, values, scales, tile, floor, tokens, facts, bits)

@@ -11,6 +11,7 @@ from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.out import NONE, Out, room
 from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.pre.normed.launch import normalise
+from helion_sinkhorn.ops.mhc.pre.quantized import launch as quantized_launch
 from helion_sinkhorn.ops.mhc.prepared import prepared
 from helion_sinkhorn.ops.mhc.site import launch as site_launch
 from helion_sinkhorn.ops.mhc.site.boundary import space
@@ -97,10 +98,12 @@ def forward(
     if norm is not None and (FINISH in choices or finish.is_short(x)):
         return streams, *finish.run(made, site, streams, y, call, options, out, choices.get(FINISH))
     if y is not None and norm is not None:
-        normalise(y, norm, options.y_norm_eps)
+        normalise(y, norm, options.y_norm_eps, out.quantized)
+    elif y is not None:
+        quantized_launch.write(y, out.quantized)
     found = coefficients(made, x.shape[:-2], site, n, call.mixes, options, out)
     if y is None:
-        y = collapsed(streams, found[0], norm, options.y_norm_eps, out.y)
+        y = collapsed(streams, found[0], norm, options.y_norm_eps, out.y, out.quantized)
     return streams, y, *found
 
 

@@ -13,6 +13,7 @@ import torch
 
 from helion_sinkhorn.ops.mhc.mixes.kernels import in_order
 from helion_sinkhorn.ops.mhc.pre.normed.kernels import collapsed, factor_of, streams_of
+from helion_sinkhorn.ops.mhc.pre.quantized.kernels import round_tile, wait
 from helion_sinkhorn.ops.mhc.split.kernels import gate_of, logits_of, sigmoids, sums_of
 from helion_sinkhorn.ops.sinkhorn.iteration import iterate, pivot, reciprocals, spread, start
 from helion_sinkhorn.ops.sinkhorn.loads import read
@@ -27,12 +28,6 @@ def root_mean_square(square, size, norm_eps, eps_outside):
         return r, torch.where(root > 0, -r / (size * root), 0.0)
     r = 1.0 / torch.sqrt(mean + norm_eps)
     return r, -r * r / size
-
-
-def wait(how):
-    """Threads of a program see what the others have written."""
-    if how != "full":
-        hl.inline_triton("tl.debug_barrier()", (), None)
 
 
 def hc_boundary_finish(
@@ -52,20 +47,25 @@ def hc_boundary_finish(
     x: torch.Tensor | None,
     y: torch.Tensor,
     weight: torch.Tensor,
+    parts: torch.Tensor | None,
+    values: torch.Tensor | None,
+    scales: torch.Tensor | None,
+    neighbours: int,
     facts: hl.constexpr,
 ):
     """mixes (T, M), norms (T, 2), pre (T, n), post (T, n), comb and u (T, C) over y.
 
     They are made of partials (T, splits, M) and squares (T, splits).  gates (T, n + 2, n) and logits are
     views of mixes as hc_split_sinkhorn_forward takes them.  u is the norm of y where x is None, or of the
-    collapse of the streams x (T, n, C) by pre; then of_pre (T, splits, n) is a view of partials.
+    collapse of the streams x (T, n, C) by pre; then of_pre (T, splits, n) is a view of partials.  values and
+    scales are made of parts, a view of u, as by hc_pre_normed_forward.
 
     All `slots` threads make the same coefficients of a token: a thread that holds a whole matrix adds up in
     the order of hc_split_sinkhorn_forward.
     """
     (
         splits, size, norm_eps, eps_outside, n, n_iters, eps, deepseek, post_mult, pre_eps, post_eps,
-        transposed, slots, columns, y_eps, how, paired, pivoted,
+        transposed, slots, columns, y_eps, how, paired, pivoted, form,
     ) = facts  # fmt: skip
     tokens = pre.size(0)
     shape, base_shape = hl.specialize((logits.shape[1:], base_logits.shape[1:]))
@@ -75,6 +75,8 @@ def hc_boundary_finish(
     # assigned: alone under an `if` it would leave the block empty
     if x is not None:
         _fixed = hl.specialize((x.size(2), x.stride(), of_pre.shape[1:], of_pre.stride()))
+    if values is not None:
+        _parts = hl.specialize((parts.size(1), parts.stride(), values.stride()))
     sums = sums_of(shape, n, how, pivoted)
     steps = n_iters - 1 if deepseek else n_iters
     for t in hl.tile(tokens, block_size=1):
@@ -123,3 +125,9 @@ def hc_boundary_finish(
             row = collapsed(streams_of(x, t, n), pre, t, y.dtype, how)
         w = weight[:].to(torch.float32).unsqueeze(0)
         y[t, :] = (row * factor_of(row, y_eps, columns).unsqueeze(1) * w).to(y.dtype)
+        if values is not None:
+            # Helion takes no loop in a helper
+            step, floor, of_groups = form
+            wait(how)
+            for tile in hl.tile(t.begin * of_groups[0], t.end * of_groups[0], block_size=step):
+                round_tile(parts, values, scales, tile, floor, neighbours, of_groups)
