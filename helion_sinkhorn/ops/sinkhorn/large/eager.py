@@ -61,17 +61,17 @@ def resolve_large(implementation: str, logits: torch.Tensor, first: str) -> str:
     return implementation_for(implementation, "logits", logits, beyond if is_beyond else None)
 
 
-def parts(x: torch.Tensor, ranks: Ranks, kept: int = 1) -> Iterator[int | slice]:
+def parts(x: torch.Tensor, ranks: Ranks, kept: int = 0) -> Iterator[int | slice]:
     """The matrices of (B, n, m) that are worked on at a time; they are the same on all ranks.
 
-    Fewer if `kept` matrices of each are kept.
+    By the definition `kept` matrices of each are in memory, and 0 by products.
     """
     if ranks.groups:
         return iter(range(len(x)) if x.device.type == "cpu" else [slice(0, len(x))])
-    if x.device.type == "cpu" and x[0].numel() >= LARGE:
+    if x.device.type == "cpu" and x[0].numel() >= LARGE and not kept:
         return iter(range(len(x)))
     size = CACHE_BYTES if x.device.type == "cpu" else SLICE_BYTES
-    step = max(1, size // (4 * x[0].numel() * kept))
+    step = max(1, size // (4 * x[0].numel() * max(1, kept)))
     return (slice(k, k + step) for k in range(0, len(x), step))
 
 
@@ -100,7 +100,7 @@ def forward(given: Matrices, n_iters: int, keep: bool, out_dtype: torch.dtype) -
     if as_written(x, n_iters, eps, ranks.groups):
         for t in vectors:
             t.zero_()
-        for part in parts(x, ranks):
+        for part in parts(x, ranks, 1):
             p[part] = definition.forward(scaled(x[part], given.temperature, dtype), n_iters, eps)
         return results
     with float32_products():
@@ -139,7 +139,7 @@ def backward(
     with float32_products():
         # as many fewer as keep matrices of 2 T - 1 half-steps in a cache: 64 of 16 x 200 take 28 ms with
         # T = 20, and 43 with as many as in the forward
-        for part in parts(x, ranks, max(1, len(us) // 4) if defined else 1):
+        for part in parts(x, ranks, max(1, len(us) // 4) if defined else 0):
             z = scaled(x[part], temperature, dtype)
             # contiguous, since PyTorch adds up in the order of the layout, which a batch may decide
             d = torch.zeros_like(z) if dy is None else dy[part].to(dtype).contiguous()
