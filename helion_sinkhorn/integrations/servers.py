@@ -15,6 +15,7 @@ from helion_sinkhorn.ops.mhc.post.api import check_update, hc_post
 from helion_sinkhorn.ops.mhc.site.crossing import Crossing, check_site, crossing
 from helion_sinkhorn.ops.mhc.site.prepare import hc_prepare
 from helion_sinkhorn.runtime.checks import is_capturing, type_of
+from helion_sinkhorn.runtime.torch_op import are_eager
 from helion_sinkhorn.runtime.updates import Update
 
 MOST_TOKENS = 64
@@ -55,7 +56,7 @@ class Taken:
 
     def kept(self, fn: torch.Tensor, boundary: bool) -> torch.Tensor:
         """fn, after `hc_prepare` if that is asked for and possible."""
-        if self.prepares and not fn.is_inference() and not is_capturing():
+        if self.prepares and are_eager((fn,)) and not fn.is_inference() and not is_capturing():
             of_fn, now = self._prepared.setdefault(fn, {}), (fn._version, fn.data_ptr())
             if of_fn.get(boundary) != now:
                 # parts made in inference mode could not be written again outside of it

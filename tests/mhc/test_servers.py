@@ -179,6 +179,8 @@ def test_a_projection_is_prepared_once_and_when_it_changes(preparing, monkeypatc
     other = fn.clone()
     with torch.inference_mode():
         taken.kept(fn, True), taken.kept(fn, True), taken.kept(other, True), taken.kept(fn.clone(), True)
+    # a subclass, as for quantised weights, is not split
+    taken.kept(torch.randn(ROWS, N * WIDTH).as_subclass(type("Loaded", (torch.Tensor,), {})), True)
     assert [boundary for _, boundary in found[2:]] == [True, True]
     assert found[3][0] is other
     monkeypatch.setattr(servers, "is_capturing", lambda: True)
