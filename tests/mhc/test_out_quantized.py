@@ -183,6 +183,26 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", [KINDS[2], KINDS[3]], ids=str)
+def test_a_site_without_tokens_has_no_columns_of_scales(kind):
+    given = [t[0] for t in inputs(1, c=COLUMNS[kind[0]])[:3]]
+    codes, scales = rounded(given[0][None], kind)
+    parameters = inputs(1, c=COLUMNS[kind[0]])[4:7]
+    with pytest.raises(ValueError, match=r"out\.quantized\.scales has shape \(1, \d\)"):
+        hc_site(given[1], *parameters, 3, out=Out(quantized=Quantized(codes[0], scales)))
+
+
+def test_one_group_whose_scale_has_any_stride(launched):
+    """By columns too, as quantize takes them, and contiguous ones by rows."""
+    given = inputs(2, 3, c=128)
+    for layout, strides in (("column", (4, 1, 1)), ("column", (4, 1, 4)), ("row", (3, 1, 3))):
+        codes, scales = rounded(given[0], (128, "float32", layout))
+        scales = scales.new_zeros(8).as_strided(scales.shape, strides)
+        y = called(given, False, True, out=Out(quantized=Quantized(codes, scales))).y
+        assert_same([codes], rounded(y, (128, "float32", layout))[:1])
+        assert torch.equal(scales, rounded(y, (128, "float32", layout)).scales)
+
+
 @pytest.mark.parametrize(("out", "error", "text"), REFUSED.values(), ids=REFUSED)
 def test_what_is_refused(out, error, text, monkeypatch):
     launched = noted_on_cpu(monkeypatch)

@@ -80,9 +80,10 @@ def check_fields(out: object, x: torch.Tensor, over: Mapping[str, str], given: G
     of = {f"out.{name}": t for name, t in there.items()}
     if rounded is not None:
         check_quantized("out.quantized", rounded)
-        kind = kind_of(c, rounded)
+        of_y = torch.Size((*lead, c))
+        kind = kind_of(of_y, rounded)
         takes = kind[0] in GROUPS
-        wanted |= wanted_of(torch.Size((*lead, c)), kind, "out.quantized")
+        wanted |= wanted_of(of_y, kind, "out.quantized")
         of |= {f"out.quantized.{name}": t for name, t in rounded._asdict().items()}
     may = check_out(of, wanted, x, {f"out.{name}": argument for name, argument in over.items()}, given)
     return may and takes

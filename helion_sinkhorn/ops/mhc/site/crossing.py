@@ -140,7 +140,7 @@ def with_others(found: Crossing, out: Out, implementation: str) -> Crossing:
     if out.mean is not None:
         written(collapsed(streams, evenly(streams), None, implementation), out.mean)
     if out.quantized is not None:
-        kind = kind_of(y.size(-1), out.quantized)
+        kind = kind_of(y.shape, out.quantized)
         # of other groups, and of float64, quantize has no kernel
         asked = "pytorch" if kind[0] not in GROUPS or implementation == "pytorch" else "auto"
         run = of_quantize.forward if implementation_for(asked, "y", y) == "pytorch" else quantize_op.call

@@ -123,7 +123,7 @@ def operands_of(
 def write(y: torch.Tensor, out: Quantized | None) -> None:
     """Round y into `out`, if there is one."""
     if out is not None:
-        forward(y, *kind_of(y.size(-1), out), FLOOR, out=out)
+        forward(y, *kind_of(y.shape, out), FLOOR, out=out)
 
 
 def beside(y: torch.Tensor, out: Quantized | None) -> tuple[Kind | None, int, tuple[Some, Some, Some]]:
@@ -132,6 +132,6 @@ def beside(y: torch.Tensor, out: Quantized | None) -> tuple[Kind | None, int, tu
     """
     if out is None:
         return None, 1, (None, None, None)
-    kind = kind_of(y.size(-1), out)
+    kind = kind_of(y.shape, out)
     clear(out.scales, y.size(-1) // kind[0])
     return kind, y.size(-2) if kind[2] == "column" else 1, operands_of(y, kind[0], *out)

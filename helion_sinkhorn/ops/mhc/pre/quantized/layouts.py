@@ -60,18 +60,18 @@ def check_quantized(name: str, out: object) -> None:
             raise TypeError(f"{name}.{field} is {type_of(t)}; pass a torch.Tensor")
 
 
-def kind_of(columns: int, out: Quantized) -> Kind:
-    """The kind of results for u (..., columns) that has scales of this dtype, shape and layout.
+def kind_of(shape: torch.Size, out: Quantized) -> Kind:
+    """The kind of results for u of this shape that has scales of this dtype, shape and layout.
 
     Raises:
         TypeError: of no kind are the scales of this dtype.
         ValueError: no group, or more than one, has as many scales.
     """
-    scales = out.scales
+    scales, columns = out.scales, shape[-1]
     count = scales.size(-1) if scales.dim() else 0
     if scales.dtype == torch.int32:
         fit = [g for g in GROUPS if columns % g == 0 and (columns // g + 3) // 4 == count]
-        if len(fit) == 1 and scales.dim() > 1:
+        if len(fit) == 1 and len(shape) > 1:
             return fit[0], "e8m0", "column"
         raise ValueError(
             f"out.quantized.scales has shape {tuple(scales.shape)} of int32, as groups of "
@@ -89,7 +89,9 @@ def kind_of(columns: int, out: Quantized) -> Kind:
             f"out.quantized.scales has shape {tuple(scales.shape)}; for C = {columns} pass (..., C / G), "
             "where C is a multiple of the group G"
         )
-    is_row = scales.dtype != torch.float32 or scales.dim() < 2 or scales.stride(-1) == 1
+    # the stride of an axis of one says nothing
+    in_row = scales.is_contiguous() if count == 1 else scales.stride(-1) == 1
+    is_row = scales.dtype != torch.float32 or len(shape) < 2 or in_row
     return (
         columns // count,
         "float32" if scales.dtype == torch.float32 else "e8m0",
