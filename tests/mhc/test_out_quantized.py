@@ -101,6 +101,15 @@ def test_a_boundary_and_a_site(launched, kind):
         check(nothing, own, norm, kind)
 
 
+def test_packed_inference_tensors_under_no_grad():
+    """An error behind the first launch would leave the caller's streams half changed."""
+    with torch.inference_mode():
+        scales = rounded(inputs(3)[0], KINDS[3]).scales.fill_(7)
+    with torch.no_grad():
+        quantized.clear(scales, 5)
+    assert torch.equal(scales, torch.zeros(3, 2, dtype=torch.int32))
+
+
 def test_amd_has_a_launch_of_its_own(monkeypatch):
     monkeypatch.setattr(finish, "FEW", 0)
     monkeypatch.setattr(normed, "device_of", lambda x: DEVICES["mi350"])

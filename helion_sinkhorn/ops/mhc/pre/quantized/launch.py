@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import struct
 from typing import Any
@@ -106,8 +107,10 @@ def forward(
 def clear(scales: torch.Tensor, groups: int) -> None:
     """Zero packed scales of which the kernel writes not every byte."""
     if scales.dtype == torch.int32 and groups % 4:
-        # not what lies between the entries, which may be another call's
-        scales.zero_()
+        # not what lies between the entries, which may be another call's; kernels write inference tensors
+        # outside inference mode too
+        with torch.inference_mode() if scales.is_inference() else contextlib.nullcontext():
+            scales.zero_()
 
 
 def operands_of(
