@@ -160,7 +160,7 @@ class HyperBoundary(HyperConnection):
             pre: (..., n), the pre of the site before, as in V4.1; None for the pre of this site, as in V4.
             y_norm: the RMSNorm before the next sublayer, as `HyperConnection.enter` takes it.
             out: tensors that results are written into, as `hc_boundary` takes them; its residual (..., n, C).
-                Without f only y, post and comb.
+                Without f only y, post, comb and quantized.
         """
         # if the two were exchanged, hc_boundary reports it
         if getattr(f, "ndim", 0) <= getattr(streams, "ndim", 0):
