@@ -159,7 +159,7 @@ def stand_ins(args: Sequence[Any]) -> Iterator[Any]:
     Helion makes one parameter of a tensor that is passed twice, and a later call with two tensors would read
     the first for both, so the second one is a view here.  Helion stores a whole tile, unmasked, to a batch of
     one, so a batch of one becomes two here.  The two share no memory, so no kernel may store to a batch of
-    one by one argument and read it by another.
+    one by one argument and read it by another, unless its body waits in between.
     """
     seen: set[int] = set()
     for a in args:

@@ -34,7 +34,8 @@ class Out(NamedTuple):
     """(..., C), the mean of the new streams, in the dtype of x; only for `hc_boundary`; None: not made."""
     quantized: Quantized | None = None
     """y in float8 with scales, as `quantize(y)` makes it with a floor of 1e-10; None: not made.  The group,
-    the kind of the scales and their layout are those of these tensors, which `quantize` makes once.
+    the kind of the scales and their layout are those of these tensors, which `quantize` makes once; with
+    packed scales the group has 16 to 256 columns.
     """
 
 
