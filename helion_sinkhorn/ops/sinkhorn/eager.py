@@ -65,7 +65,8 @@ class _Slice:
             self.q = self.sums.total(0, self.turned, turned=True).add(self.eps)
             self.segment = self.steps
         else:
-            top = z.amax(0)
+            # in the order of memory: of 4 matrices of 128 x 128 z.amax(0) takes 230 us, and this 5
+            top = z.amax(0) if z.is_contiguous() else z.permute(2, 0, 1).amax(1).t()
             self.z = z.sub_(top)
             self.a = z.exp()
             self.turned = self.sums.turned(self.a)
