@@ -1,32 +1,33 @@
 """Jobs of a benchmark, each a process with a time limit: they get ready side by side and measure in turn.
 
-`measure` runs waves of jobs and writes every row to a CSV at once; benchmarks/worker.py is the child.
-Between them go lines of JSON: "ready", the rows, "next" where the child lets others have a turn, "end", or
-what failed.
+`measure` runs waves of jobs and writes every row to a CSV at once.  A child sends rows, None when it is ready
+and at the end of a turn, and as its last word why it failed, or an empty string.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
-import json
+import multiprocessing
 import os
 import signal
 import subprocess
-import sys
-import threading
 import time
+import traceback
 from collections.abc import Iterator
-from dataclasses import asdict
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol
+
+from benchmarks import autotuning
+from helion_sinkhorn.lab.parent import end_with_parent
 
 MEASURE_SECONDS = 90.0
 Row = dict[str, object]
 
 
 class Job(Protocol):
-    """What one child does: a dataclass named Job of a module, its fields go to the child as JSON."""
+    """What one child does: a dataclass of a module that the child imports."""
 
     @property
     def title(self) -> str: ...
@@ -39,7 +40,31 @@ class Job(Protocol):
         """A row for each result that is missing where the job fails."""
 
     def rows(self) -> Iterator[Row | None]:
-        """What benchmarks.worker sends."""
+        """What runs before the first, empty yield may disturb other jobs; every later yield is a row, or None
+        for the end of a turn."""
+
+
+def work(job: Job, parent: Connection) -> None:
+    """The child: it gets ready, waits for its turns, and sends the rows of each."""
+    os.setsid()
+    end_with_parent()
+    # imported packages may print: stdout is the parent's
+    os.dup2(2, 1)
+    try:
+        rows = job.rows()
+        next(rows)
+        parent.send(None)
+        parent.recv()
+        autotuning.forget()
+        for row in rows:
+            parent.send(row)
+            if row is None:
+                parent.recv()
+        parent.send("")
+    except Exception as error:
+        if not isinstance(error, ImportError):
+            traceback.print_exc()
+        parent.send(said(error))
 
 
 class Child:
@@ -48,61 +73,47 @@ class Child:
     def __init__(self, job: Job):
         self.job, self.begin, self.why = job, time.perf_counter(), ""
         self.has_more = True
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker", type(job).__module__, json.dumps(asdict(job))],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+        # a child that is forked cannot use the GPU of its parent
+        spawn = multiprocessing.get_context("spawn")
+        self.pipe, end = spawn.Pipe()
+        self.process = spawn.Process(target=work, args=(job, end))
+        self.process.start()
+        end.close()
 
     def stop(self, why: str = "") -> None:
         """End it and whatever compilers it started."""
-        self.why = self.why or why
+        self.why, self.has_more = self.why or why, False
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        self.process.kill()
+        self.process.join()
 
-    def read(self) -> object:
-        """The next answer; None at the end."""
-        line = self.process.stdout.readline()
-        return json.loads(line) if line.endswith("\n") else None
+    def answer(self, seconds: float, late: str) -> Row | str | None:
+        """What it sends next, within so many seconds; `late` where it does not."""
+        try:
+            return self.pipe.recv() if self.pipe.poll(max(0.1, seconds)) else late
+        except (EOFError, OSError):
+            return "died"
 
     def ready(self, limit: float) -> bool:
         """Whether it got ready within `limit` seconds of its start."""
-        left = max(0.1, limit - (time.perf_counter() - self.begin))
-        with stopping(self, left, f"not ready after {limit:.0f} s"):
-            answer = self.read()
-        if answer == "ready":
-            return True
-        self.stop(answer["failed"] if isinstance(answer, dict) else "died while getting ready")
-        return False
+        left = limit - (time.perf_counter() - self.begin)
+        answer = self.answer(left, f"not ready after {limit:.0f} s")
+        if answer is not None:
+            self.stop(answer)
+        return answer is None
 
-    def measure(self, limit: float):
+    def measure(self, limit: float) -> Iterator[Row]:
         """The rows of one turn; stopped after `limit` seconds.  `has_more` says whether it has another."""
-        self.has_more = False
         if limit <= 0:
-            self.stop("no time was left in the run")
-            return
-        with stopping(self, limit, f"stopped after {limit:.0f} s of measuring"):
-            self.process.stdin.write("go\n")
-            self.process.stdin.flush()
-            while isinstance(answer := self.read(), dict):
-                if "failed" in answer:
-                    self.why = answer["failed"]
-                    break
-                yield answer
-        self.has_more = answer == "next"
-        if not self.has_more:
-            self.stop("" if answer == "end" or self.why else "died while measuring")
-
-
-@contextlib.contextmanager
-def stopping(child: Child, seconds: float, why: str) -> Iterator[None]:
-    """A child that is stopped unless the block ends in time."""
-    timer = threading.Timer(max(0.1, seconds), child.stop, [why])
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+            return self.stop("no time was left in the run")
+        end, late = time.perf_counter() + limit, f"stopped after {limit:.0f} s of measuring"
+        with contextlib.suppress(OSError):
+            self.pipe.send("go")
+        while isinstance(answer := self.answer(end - time.perf_counter(), late), dict):
+            yield answer
+        if answer is not None:
+            self.stop(answer)
 
 
 class Table:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STARTED = [
     path
     for path in sorted((ROOT / "benchmarks").rglob("*.py"))
-    if '__name__ == "__main__"' in path.read_text() and path.stem != "worker"
+    if '__name__ == "__main__"' in path.read_text()
 ]
 EXTRAS = "jax", "matplotlib", "mmasim", "pandas", "transformers"
 WITHOUT_EXTRAS = f"""

@@ -158,15 +158,6 @@ def test_the_plan_of_a_run():
     assert [tokens for tokens, _ in job.shapes] == [8192, 8192]
 
 
-def test_a_job_survives_its_way_to_the_child():
-    child = jobs.Child(tasks.Job(peers.FLOOR, "hc_pre", ((4, 16),), device="cpu"))
-    try:
-        assert child.ready(60), child.why
-        assert [row["pass"] for row in child.measure(60)] == ["forward", "backward"]
-    finally:
-        child.stop()
-
-
 def test_the_report_has_ratios_errors_and_reasons(tmp_path):
     table = jobs.Table(tmp_path / "residual_path.csv", {"commit": "abc", "utc": "2026-01-02T03:04:05Z"})
     at = {"operation": "hc_pre", "tokens": 8192, "columns": 4096, "device": "a GPU"}
