@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+
+import pandas
 
 from benchmarks.residual_path.peers import FLOOR, OURS, PARTS, PEERS
 from helion_sinkhorn.lab.tuning import markdown
 
 PASSES = "forward", "backward"
 table = partial(markdown.of_records, rule=" --- ")
-Row = dict[str, str]
-ABSENT = (
-    "Not measured yet: `python -m benchmarks.bench residual_path --out docs/bench` on a GPU writes the data "
-    "of this section, and `make docs-numbers` its tables."
-)
+Row = pandas.Series
 TIMED = (
     "Microseconds of a call, in a CUDA graph or queued ahead by the host, whichever is faster; in brackets, "
     "over a copy of the same bytes; (q): no graph could be captured."
@@ -29,9 +25,11 @@ CALLED = {
     "normed_seam": "V4's boundary with norm",
 }
 """Functions whose operation has another name in the CSV."""
+OPTIONAL = "section", "graph_us", "kernels", "error", "peak", "note", "uncaptured", "triton_version"
+"""Columns that not every run has."""
 SITE = "see [the README](../../README.md#how-fast) for a site"
 WHOLE = "site", "boundary", "normed_site", "normed_boundary", "normed_seam"
-WIDTHS = "0", "4096"
+WIDTHS = "", "0", "4096"
 """C of the rows on the page; hc_split_sinkhorn has none."""
 HEADER = """# The parts of a site beside other packages
 
@@ -41,31 +39,25 @@ float32, and there are 20 iterations.  [How to read the tables](../performance.m
 PARTS_OF_A_SITE = "hc_mixes", "coefficients", "hc_pre", "hc_post"
 
 
-def read(path: Path, operation: str = "") -> list[Row]:
-    """All its rows, or the rows of one operation."""
-    with path.open(newline="") as file:
-        return of(list(csv.DictReader(file)), operation)
+def read(path: Path) -> pandas.DataFrame:
+    """All rows as text, an empty one where a run has none; `time` is us of the faster timer, `run` its day,
+    commit and Triton."""
+    rows = pandas.read_csv(path, dtype=str, keep_default_na=False)
+    rows = rows.reindex(columns=rows.columns.union(OPTIONAL, sort=False), fill_value="")
+    rows["time"] = rows[["us", "graph_us"]].apply(pandas.to_numeric).min(axis=1)
+    triton = (", triton " + rows.triton_version).where(rows.triton_version != "", "")
+    rows["run"] = rows.utc.str[:10] + ", commit " + rows.commit.str[:7] + triton
+    rows["called"] = rows.operation.replace(CALLED)
+    return rows
 
 
-def of(rows: list[Row], operation: str) -> list[Row]:
-    return [r for r in rows if operation in ("", r["operation"])]
+def of(rows: pandas.DataFrame, operation: str) -> pandas.DataFrame:
+    return rows[rows.operation == operation]
 
 
-def with_times(rows: list[Row]) -> list[Row]:
-    """Those with times."""
-    return [r for r in rows if r.get("us")]
-
-
-def by(rows: list[Row], *columns: str) -> dict[tuple[str, ...], Row]:
-    return {tuple(row[column] for column in columns): row for row in rows}
-
-
-def time_of(row: Row | None) -> tuple[float, str] | None:
-    """us and how it was taken."""
-    if row is None:
-        return None
-    queued = float(row["us"])
-    return (min(float(row["graph_us"]), queued), "") if row.get("graph_us") else (queued, " (q)")
+def by(rows: pandas.DataFrame, *columns: str) -> dict[tuple[str, ...], Row]:
+    """The rows with times by their values in these columns."""
+    return {tuple(row[list(columns)]): row for _, row in rows[rows.us != ""].iterrows()}
 
 
 def figure(value: float) -> str:
@@ -73,143 +65,120 @@ def figure(value: float) -> str:
 
 
 def cell(row: Row | None, floor: Row | None) -> str:
-    if (time := time_of(row)) is None:
+    if row is None:
         return "-"
-    us, how = time
-    least = time_of(floor)
-    return figure(us) + how + (f" ({us / least[0]:.2f} x)" if least else "")
+    queued = "" if row.graph_us else " (q)"
+    return figure(row.time) + queued + ("" if floor is None else f" ({row.time / floor.time:.2f} x)")
 
 
 def error(row: Row | None) -> str:
-    return f"{float(row['error']):.1e}" if row and row.get("error") else ""
+    return f"{float(row.error):.1e}" if row is not None and row.error else ""
 
 
 def peak(row: Row | None) -> str:
-    return f"{float(row['peak']):.2f}" if row and float(row.get("peak") or 0) >= 1 else ""
+    return f"{float(row.peak):.2f}" if row is not None and float(row.peak or 0) >= 1 else ""
 
 
 def emphasized(name: str) -> str:
     return f"**{name}**" if name == OURS else name
 
 
-def operation_table(rows: list[Row], operation: str) -> str:
+def operation_table(rows: pandas.DataFrame) -> str:
     """Its sizes are in the rows where there are several."""
-    timed = of(with_times(rows), operation)
-    found = by(timed, "function", "tokens", "columns", "pass")
-    names = [name for name in (*PEERS, FLOOR) if any(r["function"] == name for r in timed)]
-    sizes = sorted({(int(r["tokens"]), int(r["columns"])) for r in timed})
+    found = by(rows, "function", "tokens", "columns", "pass")
+    sizes = sorted({at[1:3] for at in found}, key=lambda size: tuple(map(int, size)))
     records = []
-    for tokens, columns in sizes:
-        at = str(tokens), str(columns)
-        for name in names:
-            own, floor = ({w: found.get((who, *at, w)) for w in PASSES} for who in (name, FLOOR))
-            records.append({
-                "": emphasized(name), **({"tokens": f"{tokens:,}"} if len(sizes) > 1 else {}),
-                **{which: cell(own[which], floor[which]) for which in PASSES},
-                "error": error(own["forward"]), "gradients": error(own["backward"]),
-                "peak": peak(own["backward"]),
-            })  # fmt: skip
+    for size, name in itertools.product(sizes, (*PEERS, FLOOR)):
+        if all(at[0] != name for at in found):
+            continue
+        own, floor = ({w: found.get((who, *size, w)) for w in PASSES} for who in (name, FLOOR))
+        records.append({
+            "": emphasized(name), **({"tokens": f"{int(size[0]):,}"} if len(sizes) > 1 else {}),
+            **{which: cell(own[which], floor[which]) for which in PASSES},
+            "error": error(own["forward"]), "gradients": error(own["backward"]),
+            "peak": peak(own["backward"]),
+        })  # fmt: skip
     return table(records)
 
 
 def whole_and_parts(path: Path) -> str:
     """A site and a boundary beside their parts."""
-    rows = [r for r in with_times(read(path)) if r["tokens"] == "8192"]
+    rows = read(path).query("tokens == '8192' and operation in @WHOLE and us != ''")
     found = by(rows, "operation", "columns", "pass", "function")
     records = []
     for at in itertools.product(WHOLE, ("4096", "7168"), PASSES):
         whole, parts, copy = (found.get((*at, name)) for name in (OURS, PARTS, FLOOR))
-        if whole:
+        if whole is not None:
             records.append({
-                "": CALLED.get(at[0], at[0]), "C": at[1], "pass": at[2], "copy": cell(copy, None),
-                "one call": cell(whole, copy), "kernels": whole.get("kernels") or "-",
+                "": whole.called, "C": at[1], "pass": at[2], "copy": cell(copy, None),
+                "one call": cell(whole, copy), "kernels": whole.kernels or "-",
                 "its parts": cell(parts, copy),
             })  # fmt: skip
-    return f"{runs(rows, WHOLE)}. {TIMED}\n\n{table(records)}"
+    return f"{runs(rows)}. {TIMED}\n\n{table(records)}"
 
 
-def remarks(rows: list[Row], operation: str) -> list[str]:
+def remarks(rows: pandas.DataFrame) -> list[str]:
     """What a function does otherwise, and why a figure is missing; a line each."""
     lines = []
-    for row in of(rows, operation):
-        who, size = row["function"], " x ".join(row[k] for k in ("tokens", "columns") if row.get(k))
-        if row.get("section") == "left out":
-            lines.append(f"- {who}, not timed{' at ' + size if size else ''}: {row['note']}.")
-        elif row.get("note"):
-            lines.append(f"- {who}: {row['note']}.")
-        if row.get("uncaptured"):
-            lines.append(f"- {who}, not in a graph: {row['uncaptured']}.")
-    told = (line.replace("see site", SITE) for line in dict.fromkeys(lines))
-    return [*told, *of_other_runs(rows, operation)]
+    for row in rows.itertuples():
+        if row.section == "left out":
+            size = " x ".join(filter(None, (row.tokens, row.columns)))
+            lines.append(f"- {row.function}, not timed{' at ' + size if size else ''}: {row.note}.")
+        elif row.note:
+            lines.append(f"- {row.function}: {row.note}.")
+        if row.uncaptured:
+            lines.append(f"- {row.function}, not in a graph: {row.uncaptured}.")
+    return [line.replace("see site", SITE) for line in dict.fromkeys(lines)]
 
 
-def of_other_runs(rows: list[Row], operation: str) -> list[str]:
+def of_other_runs(rows: pandas.DataFrame) -> list[str]:
     """A line for each function whose times come from a different run than the table's."""
-    rows, at = of(rows, operation), {}
-    own = run_of(first_timed(rows))
-    for row in rows:
-        if row.get("us") and run_of(row) != own:
-            place = f"{row['pass']} at {row['tokens']} x {row['columns']}"
-            at.setdefault((row["function"], run_of(row)), []).append(place)
+    at: dict[tuple[str, str], list[str]] = {}
+    for row in by(rows, "function", "tokens", "columns", "pass").values():
+        if row.run != first_timed(rows).run:
+            place = f"{row['pass']} at {row.tokens} x {row.columns}"
+            at.setdefault((row.function, row.run), []).append(place)
     return [
         f"- {who}: measured in a separate run ({run}): {', '.join(places)}."
         for (who, run), places in at.items()
     ]
 
 
-def first_timed(rows: list[Row]) -> Row:
+def first_timed(rows: pandas.DataFrame) -> Row:
     """The first row with a time, of this package where it has one: its run is the table's."""
-    timed = [r for r in rows if r.get("us")]
-    return next((r for r in timed if r["function"] == OURS), next(iter(timed), rows[0]))
+    timed = rows[rows.us != ""]
+    own = timed[timed.function == OURS]
+    return (timed if own.empty else own).iloc[0]
 
 
-def run_of(row: Row) -> str:
-    """The day and the commit of a row, and its Triton where that is known."""
-    triton = f", triton {row['triton_version']}" if row.get("triton_version") else ""
-    return f"{row['utc'][:10]}, commit {row['commit'][:7]}{triton}"
-
-
-def when(rows: list[Row]) -> str:
+def when(rows: pandas.DataFrame) -> str:
     timed = first_timed(rows)
-    torch = f", torch {timed['torch_version']}" if timed.get("torch_version") else ""
-    return f"{timed.get('device', 'no device')}, {run_of(timed)}{torch}"
+    return f"{timed.device}, {timed.run}, torch {timed.torch_version}"
 
 
-def runs(rows: list[Row], operations: Iterable[str]) -> str:
-    """The runs of these operations; their names stand before them where there are several."""
-    found: dict[str, list[str]] = {}
-    for operation in operations:
-        if own := of(rows, operation):
-            found.setdefault(when(own), []).append(CALLED.get(operation, operation))
-    if len(found) == 1:
-        return next(iter(found))
-    return "; ".join(f"{', '.join(names)}: {run}" for run, names in found.items())
-
-
-def text(path: Path, operation: str) -> str:
-    """The table of an operation with its remarks, or the sentence that says how to make it."""
-    rows = read(path, operation) if path.exists() else []
-    if not rows:
-        return ABSENT
-    shown = [row for row in rows if row.get("columns", "") in ("", *WIDTHS)]
-    parts = (
-        f"{when(rows)}{size_of(shown)}.",
-        operation_table(shown, operation),
-        "\n".join(remarks(shown, operation)),
-    )
-    return "\n\n".join(part for part in parts if part).rstrip()
+def runs(rows: pandas.DataFrame) -> str:
+    """The runs of the operations; their names stand before them where there are several."""
+    each = rows.groupby("called", sort=False)[rows.columns].apply(when)
+    if each.nunique() == 1:
+        return each.iloc[0]
+    return "; ".join(f"{', '.join(of.index)}: {run}" for run, of in each.groupby(each, sort=False))
 
 
 def page(path: Path) -> str:
-    """residual_path.md: every part of a site."""
-    sections = (f"## {CALLED.get(of, of)}\n\n{text(path, of)}\n" for of in PARTS_OF_A_SITE)
-    return "\n".join([HEADER, *sections])
+    """residual_path.md: the table of every part of a site with its remarks."""
+    parts, rows = [HEADER], read(path)
+    for own in (of(rows, operation) for operation in PARTS_OF_A_SITE):
+        shown = own[own["columns"].isin(WIDTHS)]
+        lines = [*remarks(shown), *of_other_runs(shown)]
+        text = f"{when(own)}{size_of(shown)}.", operation_table(shown), "\n".join(lines)
+        parts.append(f"## {own.called.iloc[0]}\n\n" + "\n\n".join(filter(None, text)) + "\n")
+    return "\n".join(parts)
 
 
-def size_of(rows: list[Row]) -> str:
+def size_of(rows: pandas.DataFrame) -> str:
     """Tokens and columns where all rows have the same."""
-    sizes = {(int(r["tokens"]), r["columns"]) for r in with_times(rows)}
-    return "".join(f"; {tokens:,} tokens, C = {columns}" for tokens, columns in sizes if len(sizes) == 1)
+    sizes = {at for at in by(rows, "tokens", "columns")}
+    return "".join(f"; {int(tokens):,} tokens, C = {c}" for tokens, c in sizes if len(sizes) == 1)
 
 
 def saving(theirs: float, ours: float) -> str:
@@ -218,25 +187,22 @@ def saving(theirs: float, ours: float) -> str:
     return "" if percent.startswith(("-", "0.0 ")) else percent
 
 
-def better(rows: list[Row], operation: str) -> list[dict[str, str]]:
+def better(rows: pandas.DataFrame) -> list[dict[str, str]]:
     """Where another package takes less time or memory than ours."""
-    timed = [r for r in of(with_times(rows), operation) if r["function"] != FLOOR]
-    own = by([r for r in timed if r["function"] == OURS], "tokens", "columns", "pass")
-    found = []
-    for row in timed:
-        mine = own.get((row["tokens"], row["columns"], row["pass"]))
-        if is_ours(row["function"]) or mine is None:
+    timed, found = by(rows, "function", "tokens", "columns", "pass"), []
+    for (name, *at), row in timed.items():
+        mine = timed.get((OURS, *at))
+        if name == FLOOR or is_ours(name) or mine is None:
             continue
-        size = f"{int(row['tokens']):,}" + (f" x {row['columns']}" if int(row["columns"]) else "")
-        at = {"package": row["function"], "operation": CALLED.get(operation, operation), "tokens x C": size}
-        theirs, ours = time_of(row)[0], time_of(mine)[0]
-        if less := saving(theirs, ours):
-            us = {"what": f"{row['pass']}, us", "theirs": f"{theirs:.4g}", "ours": f"{ours:.4g}"}
-            found.append({**at, **us, "less by": less})
+        size = f"{int(row.tokens):,}" + (f" x {row['columns']}" if int(row["columns"]) else "")
+        place = {"package": name, "operation": row.called, "tokens x C": size}
+        if less := saving(row.time, mine.time):
+            us = {"what": f"{row['pass']}, us", "theirs": f"{row.time:.4g}", "ours": f"{mine.time:.4g}"}
+            found.append({**place, **us, "less by": less})
         # compared as they are shown
         if peak(row) and peak(mine) and float(peak(row)) < float(peak(mine)):
             memory = {"what": "memory / gradients, backward", "theirs": peak(row), "ours": peak(mine)}
-            found.append({**at, **memory, "less by": saving(float(row["peak"]), float(mine["peak"]))})
+            found.append({**place, **memory, "less by": saving(float(row.peak), float(mine.peak))})
     return found
 
 
@@ -247,33 +213,31 @@ def is_ours(name: str) -> bool:
 
 def all_better(path: Path) -> str:
     """The cells of every operation in which another package is better."""
-    rows = with_times(read(path))
-    operations = dict.fromkeys(r["operation"] for r in rows)
+    rows = read(path).query("us != ''")
     cells, others = [], []
-    for operation in operations:
-        found = better(rows, operation)
-        shown = {cell["package"] for cell in found} | {OURS}
-        lines = of_other_runs([r for r in rows if r["function"] in shown], operation)
+    for called, own in rows.groupby("called", sort=False):
+        found = better(own)
+        shown = own[own.function.isin({OURS, *(cell["package"] for cell in found)})]
         cells += found
-        others += [f"- {CALLED.get(operation, operation)}, {line.removeprefix('- ')}" for line in lines]
-    parts = f"{runs(rows, operations)}.", table(cells), "\n".join(others)
-    return "\n\n".join(part for part in parts if part)
+        others += [f"- {called}, {line.removeprefix('- ')}" for line in of_other_runs(shown)]
+    parts = f"{runs(rows)}.", table(cells), "\n".join(others)
+    return "\n\n".join(filter(None, parts))
 
 
-def summary(path: Path, columns: int = 4096) -> str:
-    """A site in one row a function."""
-    every = read(path, "site")
-    rows = [r for r in with_times(every) if r["columns"] == str(columns)]
+def summary(path: Path) -> str:
+    """A site in one row a function, C = 4096."""
+    every = of(read(path), "site")
+    rows = every[every["columns"] == "4096"]
     found = by(rows, "function", "pass")
-    own = {which: time_of(found[OURS, which])[0] for which in PASSES}
 
     def us(name: str, which: str) -> str:
-        time, _ = time_of(found[name, which])
-        return figure(time) + ("" if name in (OURS, FLOOR) else f" ({time / own[which]:.1f}x)")
+        time = found[name, which].time
+        over = "" if name in (OURS, FLOOR) else f" ({time / found[OURS, which].time:.1f}x)"
+        return figure(time) + over
 
     records = [
         {
-            "": emphasized(name), **{which: us(name, which) for which in own},
+            "": emphasized(name), **{which: us(name, which) for which in PASSES},
             "memory": peak(found[name, "backward"]),
             "error": error(found[name, "forward"]), "error, gradients": error(found[name, "backward"]),
         }
@@ -286,8 +250,9 @@ def summary(path: Path, columns: int = 4096) -> str:
         "gradients. *error*: root mean square, against float64 of the package's own formula; rounding to "
         "bfloat16 makes 1.7e-03. *copy* moves the same bytes."
     )
-    if absent := dict.fromkeys(r["function"] for r in every if r.get("section") == "left out"):
-        said += f" {' and '.join(absent)} could not be timed ([why](docs/performance.md#the-residual-path))."
-    if others := dict.fromkeys(r["function"] for r in rows if run_of(r) != run_of(first_timed(every))):
-        said += f" {' and '.join(others)}: measured in a separate run on the same device."
+    if absent := " and ".join(every[every.section == "left out"].function.unique()):
+        said += f" {absent} could not be timed ([why](docs/performance.md#the-residual-path))."
+    other_run = (rows.us != "") & (rows.run != first_timed(every).run)
+    if others := " and ".join(rows[other_run].function.unique()):
+        said += f" {others}: measured in a separate run on the same device."
     return f"{table(records)}\n\n{said}"

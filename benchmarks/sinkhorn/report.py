@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import matplotlib
@@ -105,6 +104,7 @@ class Results:
         floors["floor"] = floors.floor.where(floors.timer != "graph", faster)
         self.timed = timed.merge(floors, on=KEY, how="left")
         self.timed["x_floor"] = self.timed.us / self.timed.floor
+        self.found = {(r.function, *r[KEY]): r for _, r in self.timed.iterrows()}
 
     def section(self, name: str) -> pandas.DataFrame:
         return self.all[self.all.section == name]
@@ -112,24 +112,19 @@ class Results:
     @property
     def memory(self) -> dict[str, dict[str, float]]:
         """Bytes a matrix by function and then by quantity."""
-        found: dict[str, dict[str, float]] = {}
-        for r in self.section("memory").itertuples():
-            found.setdefault(r.function, {})[r.quantity] = r.bytes
-        return found
-
-    @functools.cached_property
-    def columns(self) -> dict[str, numpy.ndarray]:
-        return {column: self.timed[column].to_numpy(object) for column in ("function", *KEY)}
+        each = self.section("memory").groupby("function", sort=False)
+        return {name: dict(zip(of.quantity, of.bytes, strict=True)) for name, of in each}
 
     def of(self, function: str, dtype: str = "float32", **where: object) -> pandas.DataFrame:
-        wanted = (self.columns["function"] == function) & (self.columns["dtype"] == dtype)
+        rows = self.timed[(self.timed.function == function) & (self.timed.dtype == dtype)]
         for column, value in where.items():
-            wanted &= self.columns["pass" if column == "which" else column] == value
-        return self.timed[wanted].sort_values("batch")
+            rows = rows[rows["pass" if column == "which" else column] == value]
+        return rows.sort_values("batch", kind="stable")
 
-    def one(self, function: str, **where: object) -> pandas.Series | None:
-        rows = self.of(function, **where)
-        return None if rows.empty else rows.iloc[0]
+    def one(
+        self, function: str, *, n: int, batch: int, which: str, timer: str, dtype: str = "float32"
+    ) -> pandas.Series | None:
+        return self.found.get((function, n, dtype, batch, which, timer))
 
     def ratio(self, name: str, **at: object) -> float:
         """How many times as long as ours a function takes."""
@@ -169,18 +164,12 @@ def sweep_tables(results: Results) -> list[str]:
     lines = []
     for n, series in results.of(OURS).groupby("n"):
         rows = []
-        for batch in sorted(series.batch.unique()):
-            row: dict[str, object] = {"batch": power(batch)}
-            eager, graph = (
-                {which: results.one(OURS, n=n, batch=batch, which=which, timer=timer) for which in PASSES}
-                for timer in TIMER
-            )
-            for which, found in eager.items():
-                row[f"{which}, us"] = "" if found is None else spread(found)
-                row[f"{which} / floor"] = "" if found is None else figure(found.x_floor)
-            for which, found in graph.items():
-                row[f"{which} in a graph, us"] = "" if found is None else figure(found.us)
-            rows.append(row)
+        for batch, of in series.groupby("batch"):
+            row = {"batch": power(batch)}
+            eager, graph = (of[of.timer == timer].set_index("pass") for timer in TIMER)
+            for which, found in eager.iterrows():
+                row |= {f"{which}, us": spread(found), f"{which} / floor": figure(found.x_floor)}
+            rows.append(row | {f"{which} in a graph, us": figure(us) for which, us in graph.us.items()})
         lines += [f"### n = {n}", "", markdown.of_records(rows), ""]
     return lines
 
@@ -250,9 +239,7 @@ def definition(name: str) -> str:
 def peer_tables(results: Results) -> list[str]:
     lines, names = [], compared(results)
     shapes = results.timed[results.timed.function.isin(names)]
-    for n, batch in (
-        shapes[["n", "batch"]].drop_duplicates().sort_values(["n", "batch"]).itertuples(index=False)
-    ):
+    for n, batch in shapes.groupby(["n", "batch"]).groups:
         rows = [
             {"": name, "form": definition(name),
              **results.cells(name, 1, {"dtype": "float32"} if name in names else {}, n=n, batch=batch)}

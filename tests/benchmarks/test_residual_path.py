@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import bench, jobs, peer_files
-from benchmarks.residual_path import peers, plan, report, tasks
+from benchmarks.residual_path import peers, plan, tasks
 from benchmarks.residual_path.operations import OPERATIONS, ROWS, drawn
 from tritonbench_ops.hc_post import cases as hc_post
 from tritonbench_ops.hc_pre import cases as hc_pre
@@ -158,93 +158,23 @@ def test_the_plan_of_a_run():
     assert [tokens for tokens, _ in job.shapes] == [8192, 8192]
 
 
-def test_the_report_has_ratios_errors_and_reasons(tmp_path):
-    table = jobs.Table(tmp_path / "residual_path.csv", {"commit": "abc", "utc": "2026-01-02T03:04:05Z"})
-    at = {"operation": "hc_pre", "tokens": 8192, "columns": 4096, "device": "a GPU"}
-    for name, us in ((peers.FLOOR, 10.0), (peers.OURS, 12.0), ("Liger", 30.0)):
-        for which in ("forward", "backward"):
-            row = {**at, "function": name, "pass": which, "us": us + 5, "error": 2e-3, "peak": 1.5}
-            table.add({**row, "note": "atomics" if name == "Liger" else "", "graph_us": us})
-    table.rows[-1]["graph_us"] = ""
-    table.add(
-        {"section": "left out", "operation": "hc_pre", "function": "FlagGems", "note": "no such function"}
-    )
-    table.write()
-    text = report.text(table.path, "hc_pre")
-    assert text.startswith("a GPU, 2026-01-02, commit abc; 8,192 tokens, C = 4096.\n\n")
-    row = "| **helion_sinkhorn** | 12 (1.20 x) | 12 (1.20 x) | 2.0e-03 | 2.0e-03 | 1.50 |"
-    assert row in text
-    assert "| Liger | 30 (3.00 x) | 35 (q) (3.50 x) |" in text
-    assert "- Liger: atomics." in text
-    assert "- FlagGems, not timed: no such function." in text
-    assert report.text(tmp_path / "absent.csv", "hc_pre") == report.ABSENT
-    assert report.text(table.path, "boundary") == report.ABSENT
-    sections = dict(part.split("\n\n", 1) for part in report.page(table.path).split("\n## ")[1:])
-    assert sections.keys() == {"hc_mixes", "hc_split_sinkhorn", "hc_pre", "hc_post"}
-    assert sections["hc_pre"].strip() == text
-    assert sections["hc_split_sinkhorn"].strip() == report.ABSENT
-
-
-def test_times_of_another_run_are_named():
-    today = {"operation": "hc_pre", "utc": "2026-11-24T10:00Z", "commit": "b" * 12}
-    today |= {"tokens": "8", "columns": "4"}
-    old = today | {"utc": "2026-11-23T10:00Z", "commit": "a" * 12, "function": "Liger", "us": "2"}
-    rows = [
-        today | {"function": peers.OURS, "us": "1", "pass": "forward"},
-        *(old | {"pass": which} for which in ("forward", "backward")),
-        old | {"pass": "forward", "operation": "hc_post"},
-    ]
-    assert report.of_other_runs(rows, "hc_pre") == [
-        "- Liger: measured in a separate run (2026-11-23, commit aaaaaaa): "
-        "forward at 8 x 4, backward at 8 x 4."
-    ]
-
-
-def test_the_run_of_a_table_is_that_of_this_package(tmp_path):
-    """The run of our rows, not of the first row: torch.compile ran under Triton 3.6, and ours under 3.9."""
-    fields = {
-        "operation": "boundary", "tokens": "8192", "columns": "4096", "pass": "forward", "error": "",
-        "peak": "", "graph_us": "", "device": "a GPU", "torch_version": "2.11.0",
-    }  # fmt: skip
+def test_what_no_committed_row_shows(tmp_path):
+    """A call that was in no graph says so.  The run of a table is that of our rows, not of the first row."""
+    report = pytest.importorskip("benchmarks.residual_path.report")
+    table = jobs.Table(tmp_path / "residual_path.csv", {})
+    at = {"operation": "boundary", "tokens": 8192, "columns": 4096, "pass": "forward", "device": "a GPU"}
     ours = {"utc": "2026-11-25T", "commit": "b" * 12, "triton_version": "3.9.0", "function": peers.OURS}
     theirs = {"utc": "2026-11-24T", "commit": "a" * 12, "triton_version": "3.6.0"}
-    theirs |= {"function": "torch.compile"}
-    rows = [fields | theirs | {"us": "90"}, fields | ours | {"us": "100"}]
-    own = "a GPU, 2026-11-25, commit bbbbbbb, triton 3.9.0, torch 2.11.0"
-    assert report.when(rows) == own
-    table = jobs.Table(tmp_path / "residual_path.csv", {})
-    table.rows += rows
+    for row in (theirs | {"function": "torch.compile", "us": 90.0}, ours | {"us": 120.0, "graph_us": 100}):
+        table.add({**at, "torch_version": "2.11.0", **row})
     table.write()
+    shown = report.operation_table(report.read(table.path))
+    assert "| **helion_sinkhorn** | 100 |" in shown
+    assert "| torch.compile | 90 (q) |" in shown
     heading, cells, others = report.all_better(table.path).split("\n\n")
-    assert heading == f"{own}."
+    assert heading == "a GPU, 2026-11-25, commit bbbbbbb, triton 3.9.0, torch 2.11.0."
     assert "| torch.compile | boundary | 8,192 x 4096 | forward, us | 90 | 100 | 10.0 % |" in cells
     assert others == (
         "- boundary, torch.compile: measured in a separate run "
         "(2026-11-24, commit aaaaaaa, triton 3.6.0): forward at 8192 x 4096."
     )
-
-
-def test_operations_of_several_runs_are_told_apart():
-    new = {"function": peers.OURS, "us": "1", "utc": "2026-11-25T", "commit": "b" * 12, "device": "a GPU"}
-    old = new | {"utc": "2026-11-24T", "commit": "a" * 12}
-    rows = [new | {"operation": name} for name in ("coefficients", "site")]
-    now, before = (f"a GPU, 2026-11-{day}, commit {7 * of}" for day, of in ((25, "b"), (24, "a")))
-    assert report.runs(rows, ("coefficients", "site", "boundary")) == now
-    rows.append(old | {"operation": "boundary"})
-    found = report.runs(rows, ("coefficients", "site", "boundary"))
-    assert found == f"hc_split_sinkhorn, site: {now}; boundary: {before}"
-    assert report.of_other_runs(rows, "boundary") == []
-
-
-def test_the_report_of_a_site_has_its_parts(tmp_path):
-    table = jobs.Table(tmp_path / "residual_path.csv", {"commit": "abc", "utc": "2026-01-02T03:04:05Z"})
-    at = {"operation": "site", "tokens": 8192, "columns": 4096, "device": "a GPU"}
-    for name, more in ((peers.FLOOR, -45.0), (peers.OURS, 0.0), (peers.PARTS, 30.0)):
-        for which, us in (("forward", 345.0), ("backward", 690.0)):
-            row = {**at, "function": name, "pass": which, "us": us + more, "kernels": 6}
-            table.add({**row, "graph_us": us + more})
-    table.write()
-    text = report.whole_and_parts(table.path)
-    assert "| site | 4096 | forward | 300 | 345 (1.15 x) | 6 | 375 (1.25 x) |" in text
-    assert "| site | 4096 | backward | 645 | 690 (1.07 x) | 6 | 720 (1.12 x) |" in text
-    assert "| **helion_sinkhorn** | 345 | 690 |" in report.summary(table.path)
