@@ -12,19 +12,17 @@ configs.
 """
 
 
-def forget() -> int:
-    """Let every autotuned kernel of this process choose again at its next call; return their number.
+def forget() -> None:
+    """Let every autotuned kernel of this process choose again at its next call.
 
     Jobs that get ready side by side disturb each other's choices.  Compiled code is kept.
     """
     if "triton.runtime.autotuner" not in sys.modules:
-        return 0
+        return
     from triton.runtime.autotuner import Autotuner
     from triton.testing import do_bench
 
     # some objects object to isinstance
-    found = [o for o in gc.get_objects() if type(o) is Autotuner]
-    for autotuner in found:
+    for autotuner in [o for o in gc.get_objects() if type(o) is Autotuner]:
         autotuner.cache.clear()
         autotuner.do_bench = functools.partial(do_bench, warmup=WARMUP_MILLISECONDS, rep=MILLISECONDS)
-    return len(found)

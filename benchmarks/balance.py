@@ -24,7 +24,7 @@ import torch
 
 from benchmarks import balance_steps, memory, timing
 from benchmarks.jobs import Row
-from helion_sinkhorn import reference, sinkhorn_balance
+from helion_sinkhorn import sinkhorn_balance
 from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.lab.tuning.timing import Run, captured, timed
 from helion_sinkhorn.lab.workloads import tagged
@@ -37,10 +37,6 @@ MASKED = 0.0, 0.5, 0.9, 0.99
 """Shares of masked rows."""
 
 
-def definition(update: torch.Tensor, **options) -> torch.Tensor:
-    return reference.sinkhorn_balance(update.float(), **options).to(update.dtype)
-
-
 def sinkgd(update: torch.Tensor, steps: int = 10, eps: float = 1e-20, **options) -> torch.Tensor:
     """SinkGD: rows and columns in turn to a root mean square of 1, each step rounded."""
     for k in range(steps):
@@ -50,7 +46,7 @@ def sinkgd(update: torch.Tensor, steps: int = 10, eps: float = 1e-20, **options)
     return update
 
 
-PLAIN: dict[str, Callable[..., torch.Tensor]] = {"definition": definition, "sinkgd": sinkgd}
+PLAIN: dict[str, Callable[..., torch.Tensor]] = {"definition": balance_steps.definition, "sinkgd": sinkgd}
 KERNELS = "sinkhorn_balance"
 FUNCTIONS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
     KERNELS: lambda: sinkhorn_balance,
@@ -95,12 +91,7 @@ class Job:
         if w.average is None:
             function = partial(FUNCTIONS[self.function](), update, **w.options)
         else:
-            try:
-                function = balance_steps.FUNCTIONS[self.function](w, update)
-            except ImportError as missing:
-                yield None
-                yield {**self.left_out()[0], "note": f"not installed: {missing}"}
-                return
+            function = balance_steps.FUNCTIONS[self.function](w, update)
         function()
         yield None
         copy = microseconds(lambda: partial(torch.empty_like(update).copy_, update), device)

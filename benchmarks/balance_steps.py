@@ -44,7 +44,7 @@ def formula(balance: Callable[..., torch.Tensor], w: BalanceWorkload) -> Callabl
         if average is not None:
             average.lerp_(gradient, 1.0 - momentum)
             u = gradient.lerp(average, momentum) if nesterov else average
-        weight.sub_(balance(u, **w.options).to(weight.dtype), alpha=size)
+        weight.sub_(balance(u, **w.options), alpha=size)
 
     return step
 
@@ -56,7 +56,8 @@ def plain(step: Callable[..., None], w: BalanceWorkload, gradient: torch.Tensor)
 
 
 def definition(update: torch.Tensor, **options) -> torch.Tensor:
-    return reference.sinkhorn_balance(update.float(), **options)
+    """Algorithm 1 in float32."""
+    return reference.sinkhorn_balance(update.float(), **options).to(update.dtype)
 
 
 def nvidia(w: BalanceWorkload, gradient: torch.Tensor) -> Step:

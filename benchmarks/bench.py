@@ -23,20 +23,18 @@ from pathlib import Path
 
 from benchmarks import command
 
+SMALL = "--device cpu {} runs the same code"
 TABLES = {
-    "sinkhorn": "benchmarks.sinkhorn.plan",
-    "residual_path": "benchmarks.residual_path.plan",
-    "dot_compress": "benchmarks.dot_compress",
-    "balance": "benchmarks.balance",
-    "linear_attention": "benchmarks.linear_attention",
+    "sinkhorn": (
+        "benchmarks.sinkhorn.plan",
+        "--device cpu runs the same code on tiny batches, --report-only CSV renders an earlier run",
+    ),
+    "residual_path": ("benchmarks.residual_path.plan", SMALL.format("--tokens 64 --columns 128 --many 128")),
+    "dot_compress": ("benchmarks.dot_compress", SMALL.format("--batches 1")),
+    "balance": ("benchmarks.balance", SMALL.format("--rows 512")),
+    "linear_attention": ("benchmarks.linear_attention", SMALL.format("--shape 1 64 2")),
 }
-SMALL = {
-    "sinkhorn": "--device cpu runs the same code on tiny batches, --report-only CSV renders an earlier run",
-    "residual_path": "--device cpu --tokens 64 --columns 128 --many 128 runs the same code",
-    "dot_compress": "--device cpu --batches 1 runs the same code",
-    "balance": "--device cpu --rows 512 runs the same code",
-    "linear_attention": "--device cpu --shape 1 64 2 runs the same code",
-}
+"""The module of each, and what runs without a GPU."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -94,8 +92,9 @@ def main() -> None:
     if getattr(options, "report_only", None):
         command.need_packages(matplotlib="matplotlib", pandas="pandas")
         return render(options.report_only, options.out)
-    command.need_gpu(parser, options.device, SMALL[options.table])
-    plan = import_module(TABLES[options.table])
+    module, instead = TABLES[options.table]
+    command.need_gpu(parser, options.device, instead)
+    plan = import_module(module)
     for option, names in (("only", "NAMES"), ("operations", "OPERATIONS")):
         known = getattr(plan, names, ())
         if unknown := {*(getattr(options, option, None) or ())} - {*known}:

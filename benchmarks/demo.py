@@ -19,11 +19,13 @@ from benchmarks import command
 
 def make_parser() -> argparse.ArgumentParser:
     parser = command.parser("demo", __doc__)
-    parser.add_argument(
-        "--tokens", type=int, default=8192, help="matrices in the batch (default %(default)s)"
-    )
-    parser.add_argument("--n", type=int, default=4, help="rows and columns of a matrix (default %(default)s)")
-    parser.add_argument("--n-iters", type=int, default=20, help="iterations, T (default %(default)s)")
+    for name, default, what in (
+        ("tokens", 8192, "matrices in the batch"), ("n", 4, "rows and columns of a matrix"),
+        ("n-iters", 20, "iterations, T"),
+    ):  # fmt: skip
+        parser.add_argument(
+            f"--{name}", type=command.size, default=default, help=f"{what} (default %(default)s)"
+        )
     parser.add_argument("--device", help="cuda or cpu (default: cuda where torch sees one)")
     parser.add_argument("--seed", type=int, default=0, help="of the logits (default %(default)s)")
     parser.add_argument("--output", default="sinkhorn.png", help="the picture (default %(default)s)")
@@ -32,10 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def arguments() -> argparse.Namespace:
-    parser = make_parser()
-    args = parser.parse_args()
-    if min(args.tokens, args.n, args.n_iters) < 1:
-        parser.error("--tokens and --n are at least 1, and so is --n-iters")
+    args = make_parser().parse_args()
     command.need_packages(matplotlib="matplotlib")
     return args
 
@@ -49,6 +48,7 @@ from rich.console import Console
 from torch.autograd.graph import saved_tensors_hooks
 
 from benchmarks import timing
+from benchmarks.jobs import said
 from helion_sinkhorn import plan, reference, sinkhorn
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.lab.tuning.progress import Progress
@@ -60,6 +60,9 @@ ERROR_BOUND = 1e-5
 MILLISECONDS_PER_TIMING = 500.0
 CHECKED, WORK = 0.4, {"helion_sinkhorn": 1.2, "eager": 1.8, "torch.compile": 26}
 """Seconds of the errors and of a row on a CPU, by which the time left is estimated."""
+HEADING = (
+    f"{'':18}{'forward, us (20% to 80%)':32}{'forward + backward, us':32}kept for backward, B per matrix"
+)
 PICTURE_SIZE = 8
 PICTURE_ITERS = (0, 1, 2, 5, 20)
 
@@ -156,23 +159,16 @@ def functions(n_iters: int, compiled: bool) -> dict[str, Function]:
     return found
 
 
-def time_all(
-    logits: torch.Tensor, upstream: torch.Tensor, timed: dict[str, Function], done: Callable[[float], None]
-) -> None:
-    """Print a table of these functions."""
-    print(
-        f"{'':18}{'forward, us (20% to 80%)':32}{'forward + backward, us':32}kept for backward, B per matrix"
-    )
-    for name, function in timed.items():
-        try:
-            cells = time_one(function, logits, upstream)
-        except Exception as error:
-            # No C++ compiler, say: the other rows still stand
-            if name != "torch.compile":
-                raise
-            cells = f"did not compile: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
-        print(f"{name:18}{cells}")
-        done(WORK[name])
+def row_of(name: str, function: Function, logits: torch.Tensor, upstream: torch.Tensor) -> str:
+    """A line of the table."""
+    try:
+        cells = time_one(function, logits, upstream)
+    except Exception as error:
+        # No C++ compiler, say: the other rows still stand
+        if name != "torch.compile":
+            raise
+        cells = f"did not compile: {said(error)}"
+    return f"{name:18}{cells}"
 
 
 def draw(path: str, device: str, seed: int) -> None:
@@ -233,7 +229,10 @@ def judged(args: argparse.Namespace, done: Callable[[float], None]) -> bool:
         print(plan(logits, n_iters=args.n_iters))
         passed &= check(logits, upstream, args.n_iters)
         done(CHECKED)
-        time_all(logits, upstream, functions(args.n_iters, not args.no_compile), done)
+        print(HEADING)
+        for of, function in functions(args.n_iters, not args.no_compile).items():
+            print(row_of(of, function, logits, upstream))
+            done(WORK[of])
     return passed
 
 

@@ -117,12 +117,14 @@ class Child:
 
 
 class Table:
-    """The rows so far, written out after every job."""
+    """The rows so far, written out after every job; without a path they are only kept."""
 
-    def __init__(self, path: Path, run: Row, first_columns: tuple[str, ...] = ()):
+    def __init__(self, path: Path | None, run: Row, first_columns: tuple[str, ...] = ()):
         self.path, self.run, self.rows, self.first = path, run, [], first_columns
 
     def write(self) -> None:
+        if self.path is None:
+            return
         seen = dict.fromkeys(k for r in self.rows for k in r)
         columns = [*(c for c in self.first if c in seen), *(c for c in seen if c not in self.first)]
         part = self.path.with_suffix(".part")

@@ -31,6 +31,7 @@ COMMANDS = [
         "same_programs --base x", "sanitize",
     )),
     *(f"{path.relative_to(ROOT)} --nonsense" for path in sorted((ROOT / "examples").glob("*.py"))),
+    "-m benchmarks.demo --tokens 0",
     "-m docs.numbers --nonsense",
     "examples/finetune_lora.py --rank 0",
     "examples/jax_dlpack.py --batch 0",

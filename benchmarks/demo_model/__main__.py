@@ -19,15 +19,13 @@ from benchmarks import command
 
 def arguments() -> argparse.Namespace:
     parser = command.parser("demo_model", __doc__)
-    parser.add_argument("--steps", type=int, default=200, help="of training (default %(default)s)")
+    parser.add_argument("--steps", type=command.size, default=200, help="of training (default %(default)s)")
     parser.add_argument("--device", help="cuda or cpu (default: cuda where torch sees one)")
     parser.add_argument("--output", default="demo_model.png", help="the picture (default %(default)s)")
     parser.add_argument(
         "--step", type=Path, metavar="CSV", help="only time a step on a GPU, and write it here"
     )
     args = parser.parse_args()
-    if args.steps < 1:
-        parser.error(f"--steps is {args.steps}; pass an int of at least 1")
     args.device = command.device_for(parser, "cuda" if args.step else args.device)
     if not args.step:
         command.need_packages(matplotlib="matplotlib")

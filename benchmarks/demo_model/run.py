@@ -147,8 +147,7 @@ def print_costs(device: str, write: Path | None = None) -> int:
         table.add_row(name, f"{milliseconds:.2f}", f"{mebibytes:.0f}")
         rows.add({"model": name, "ms": f"{milliseconds:.4g}", "peak_mib": round(mebibytes)})
     console.print(table)
-    if write:
-        rows.write()
+    rows.write()
     return 0
 
 

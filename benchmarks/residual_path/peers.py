@@ -45,8 +45,6 @@ class Adapter:
     definition: Function | None = None
     """Its formula of the same inputs, differentiable in any dtype; None for our specification."""
     given: Function = unchanged
-    batched: bool = False
-    """Whether tensors of tokens have a leading 1 in front of the tokens."""
     gradient: bool = True
     note: str = ""
 
@@ -84,11 +82,7 @@ def with_norm(function: Function) -> Function:
 def load_ours(name: str) -> Function:
     import helion_sinkhorn as ours
 
-    def whole(f, x, fn, scale, base):
-        y, post, comb, residual = ours.hc_site(x, fn, scale, base)
-        return y, ours.hc_post(f, residual, post, comb)
-
-    def normed(f, x, fn, scale, base, weight):
+    def whole(f, x, fn, scale, base, weight=None):
         y, post, comb, residual = ours.hc_site(x, fn, scale, base, y_norm_weight=weight)
         return y, ours.hc_post(f, residual, post, comb)
 
@@ -99,7 +93,7 @@ def load_ours(name: str) -> Function:
         return boundary(f, x, post, comb, None, *others)
 
     return {
-        "normed_site": normed, "normed_boundary": boundary, "normed_seam": seam,
+        "normed_site": whole, "normed_boundary": boundary, "normed_seam": seam,
         "coefficients": ours.hc_split_sinkhorn, "hc_pre": one(ours.hc_pre), "hc_post": one(ours.hc_post),
         "hc_mixes": one(ours.hc_mixes), "site": whole, "boundary": ours.hc_boundary,
     }[name]  # fmt: skip
@@ -121,9 +115,8 @@ def load_parts(name: str) -> Function:
         made = ours.hc_coeffs(streams, *parameters)
         return ours.hc_pre(streams, made[0]), *made, streams
 
-    plain = {"site": whole, "boundary": boundary}
-    behind = {"normed_site": whole, "normed_boundary": boundary, "normed_seam": seam}
-    return plain[name] if name in plain else with_norm(behind[name])
+    function = {"site": whole, "boundary": boundary, "seam": seam}[name.removeprefix("normed_")]
+    return with_norm(function) if name.startswith("normed_") else function
 
 
 def load_tf32(name: str) -> Function:
@@ -156,7 +149,6 @@ def load_compiled(name: str) -> Function:
 
 # --------------------------------------------------------------------------------------------------- Liger
 
-_NO_BOUNDARY = {"boundary": "no function takes the weights of another site"}
 _ATOMICS = "sums over tokens or columns by atomic additions, in an order that changes"
 _OI = "comb is [output, input]"
 
@@ -227,7 +219,6 @@ LIGER = Peer(
         ),
     },
     package="liger-kernel",
-    lacks=_NO_BOUNDARY,
 )
 
 # --------------------------------------------------------------------------------------------- TileKernels
@@ -269,34 +260,28 @@ TILE_KERNELS = Peer(
         "coefficients": Adapter(
             tile_coefficients,
             lambda mixes, scale, base: (mixes[None], scale, base),
-            batched=True,
             note="two kernels each way; writes comb before its iterations",
         ),
         "hc_pre": Adapter(
             lambda x, pre: (reference.hc_pre(x, pre.squeeze(-1)),),
             lambda x, pre: in_one_sequence(x, pre.unsqueeze(-1)),
-            batched=True,
             note="adds to a gradient of zeros that it makes first",
         ),
         "hc_post": Adapter(
             lambda f, x, post, comb: (reference.hc_post(f, x, post.squeeze(-1), comb),),
             lambda f, x, post, comb: in_one_sequence(f, x, post.unsqueeze(-1), comb),
-            batched=True,
         ),
         "hc_mixes": Adapter(
             given=lambda x, fn: (x[None], fn),
-            batched=True,
             note="TF32 products; no split of the columns, for which it names DeepGEMM",
         ),
         "site": Adapter(
             given=lambda f, x, *rest: (f[None], x[None], *rest),
-            batched=True,
             note="TF32 products; forward without a gradient is another, fused kernel; gradients of x are "
             "added in place through an attribute of its storage",
         ),
     },
     package="tile-kernels",
-    lacks=_NO_BOUNDARY,
 )
 
 # --------------------------------------------------------------------------------------- TransformerEngine
@@ -379,13 +364,10 @@ TRANSFORMER_ENGINE = Peer(
             te_given_coefficients,
             note=f"{_LOG}; the norm is applied here too; sums over tokens by atomic additions",
         ),
-        "hc_pre": Adapter(
-            te_pre, lambda x, pre: (stream_last(x), pre[None]), batched=True, note=_STREAM_LAST
-        ),
+        "hc_pre": Adapter(te_pre, lambda x, pre: (stream_last(x), pre[None]), note=_STREAM_LAST),
         "hc_post": Adapter(
             te_post,
             lambda f, x, post, comb: (f[None], stream_last(x), post[None], comb[None]),
-            batched=True,
             note=_STREAM_LAST,
         ),
         "hc_mixes": Adapter(
@@ -396,12 +378,10 @@ TRANSFORMER_ENGINE = Peer(
         "site": Adapter(
             te_site,
             te_given_site,
-            batched=True,
             note=f"{_STREAM_LAST}; {_LOG}; norm_eps 1.2e-7; TF32 products; without its float32 buffer for dx",
         ),
     },
     file=peer_files.TRANSFORMER_ENGINE,
-    lacks=_NO_BOUNDARY,
 )
 
 # --------------------------------------------------------------------------------------------- Megatron-LM
@@ -435,25 +415,21 @@ MEGATRON = Peer(
     {
         "hc_pre": Adapter(
             given=lambda x, pre: in_one_sequence(x, pre.bfloat16()),
-            batched=True,
             note=f"{_ROUNDED}; backward is eager PyTorch where there is no cuTile",
         ),
         "hc_post": Adapter(
             given=lambda f, x, post, comb: in_one_sequence(f, x, post.bfloat16(), comb.bfloat16()),
-            batched=True,
             note=_ROUNDED,
         ),
         "site": Adapter(
             lambda f, x, fn, base, *s: site(f, x, fn, torch.stack(s), base, eps_outside=True),
             lambda f, x, fn, scale, base: (f[None], x[None], fn, base, *three(scale)),
-            batched=True,
             note=f"{_ROUNDED}; norm_eps outside the root; projection and gates are torch.compile's where "
             "there is no cuTile",
         ),
     },
     file=peer_files.MEGATRON,
-    lacks=_NO_BOUNDARY
-    | {
+    lacks={
         "coefficients": "pre and post are made in its projection; its Sinkhorn alone is in bench/report.md",
         "hc_mixes": "its projection makes pre and post too: see site",
     },
@@ -486,16 +462,15 @@ FLAG_GEMS = Peer(
         "site": Adapter(gradient=False, note=f"{_NO_GRADIENT}; fn rounded to bfloat16 in each call"),
     },
     package="flag-gems",
-    lacks=_NO_BOUNDARY
-    | {
+    lacks={
         "hc_pre": "only in one function with the projection: see site",
         "hc_mixes": "only in one function with the coefficients and the collapse: see site",
     },
 )
 
 
-def and_its_norm(peer: Peer) -> Peer:
-    """The peer, and its site with PyTorch's RMSNorm after it."""
+def other(peer: Peer) -> Peer:
+    """The peer, its site with PyTorch's RMSNorm after it, and what no other package has."""
     own = peer.adapters["site"]
     normed = replace(
         own,
@@ -507,7 +482,8 @@ def and_its_norm(peer: Peer) -> Peer:
     def load(name: str) -> Function:
         return with_norm(peer.load("site")) if name == "normed_site" else peer.load(name)
 
-    lacks = {**peer.lacks, "normed_boundary": peer.lacks.get("boundary", "see site")}
+    no_boundary = "no function takes the weights of another site"
+    lacks = {**peer.lacks, **dict.fromkeys(("boundary", "normed_boundary"), no_boundary)}
     lacks["normed_seam"] = "no function of an update and the next site"
     return replace(peer, load=load, adapters={**peer.adapters, "normed_site": normed}, lacks=lacks)
 
@@ -521,11 +497,11 @@ PEERS = {
     TF32: Peer(load_tf32, {"hc_mixes": Adapter()}),
     EAGER: Peer(load_eager, dict.fromkeys(OPERATIONS, Adapter())),
     COMPILED: Peer(load_compiled, dict.fromkeys(OPERATIONS, Adapter())),
-    "TileKernels": and_its_norm(TILE_KERNELS),
-    "Liger": and_its_norm(LIGER),
-    "TransformerEngine": and_its_norm(TRANSFORMER_ENGINE),
-    "Megatron-LM": and_its_norm(MEGATRON),
-    "FlagGems": and_its_norm(FLAG_GEMS),
+    "TileKernels": other(TILE_KERNELS),
+    "Liger": other(LIGER),
+    "TransformerEngine": other(TRANSFORMER_ENGINE),
+    "Megatron-LM": other(MEGATRON),
+    "FlagGems": other(FLAG_GEMS),
 }
 
 

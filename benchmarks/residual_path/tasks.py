@@ -60,7 +60,6 @@ class Case:
         self.adapter = peers.PEERS[job.function].adapters[job.operation]
         self.job, self.operation = job, OPERATIONS[job.operation]
         self.tokens, self.hidden = tokens, hidden
-        self.lead = (1, tokens) if self.adapter.batched else (tokens,)
 
     @functools.cached_property
     def call(self):
@@ -68,7 +67,10 @@ class Case:
 
     def given(self, seed: int = 0) -> Tensors:
         ours = drawn(self.job.operation, self.tokens, self.hidden, self.job.device, seed)
-        return tuple(t.detach() for t in self.adapter.given(*ours))
+        given = tuple(t.detach() for t in self.adapter.given(*ours))
+        # some peers take one sequence of tokens, with a leading 1
+        self.lead = (1, self.tokens) if given[0].shape[:2] == (1, self.tokens) else (self.tokens,)
+        return given
 
     def few(self, tensors: Tensors) -> Tensors:
         """The first tokens of those that have tokens, all of the others."""

@@ -112,5 +112,4 @@ def main(options: argparse.Namespace) -> None:
             seconds = [laps[step] for step in steps]
             cells = [f"{s:.2f}" for s in (*seconds, sum(seconds[1:]))]
             print(markdown.line((n, state, *cells, bool(laps["imported Helion"]))), flush=True)
-    if options.write:
-        table.write()
+    table.write()

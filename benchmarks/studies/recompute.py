@@ -12,7 +12,7 @@ import gc
 
 import torch
 
-from benchmarks.jobs import Row, Table, of_now
+from benchmarks.jobs import Table, of_now
 from benchmarks.live_bytes import LiveBytes
 from benchmarks.timing import conditions
 from helion_sinkhorn import hc_expand, hc_post, nn, recompute_streams
@@ -53,7 +53,7 @@ def bytes_a_token(model: Stack, h: torch.Tensor, every: int) -> tuple[float, flo
     return held / tokens, live.peak / tokens
 
 
-def main(options: argparse.Namespace) -> list[Row]:
+def main(options: argparse.Namespace) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     model = Stack(options.updates, options.hidden, torch.bfloat16).to(device)
@@ -64,6 +64,4 @@ def main(options: argparse.Namespace) -> list[Row]:
         held, peak = bytes_a_token(model, h, every)
         table.add({**sizes, "dtype": "bfloat16", "every": every, "held": round(held), "peak": round(peak)})
         print(f"every {every:3}: {held:9.0f} bytes a token held, {peak:9.0f} at most")
-    if options.write:
-        table.write()
-    return table.rows
+    table.write()

@@ -191,8 +191,7 @@ def main(options: argparse.Namespace) -> None:
     for row in rows(options):
         print(*(row[k] for k in SHOWN), sep="  ", flush=True)
         table.add(row)
-        if options.write:
-            table.write()
+        table.write()
     # after work: an idle GPU lowers its clocks, and 1 GiB took 1.5 times as long as at full ones
     rate = copy_rate()
     # last, since the profiler stays attached: a launch in a graph takes 0.6 us more after it
@@ -202,5 +201,4 @@ def main(options: argparse.Namespace) -> None:
         if row["tokens"] in options.profile:
             row["kernels"] = kernels_of(*of)
         print(*of, row["floor_us"], row["kernels"], sep="  ", flush=True)
-    if options.write:
-        table.write()
+    table.write()

@@ -81,13 +81,6 @@ def test_without_a_gpu_a_benchmark_says_so(name, words, monkeypatch, capsys, tmp
     assert "this runs on a GPU, and torch sees none" in said
 
 
-@pytest.mark.parametrize("words", [["--tokens", "0"], ["--n", "0"]])
-def test_the_demo_asks_for_a_matrix(words, monkeypatch, capsys):
-    status, _, said = called(monkeypatch, capsys, ROOT / "benchmarks" / "demo.py", "--device", "cpu", *words)
-    assert status == 2
-    assert "--tokens and --n are at least 1" in said
-
-
 NEEDED = {
     "benchmarks.demo --device cpu": "matplotlib",
     "benchmarks.demo_model --device cpu": "matplotlib",
