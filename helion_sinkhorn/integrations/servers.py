@@ -65,6 +65,17 @@ class Taken:
                 of_fn[boundary] = now
         return fn
 
+    def seam(
+        self,
+        update: tuple[torch.Tensor, ...] | None,
+        streams: torch.Tensor,
+        parameters: tuple[torch.Tensor, ...],
+        *others: Any,
+    ) -> Crossing:
+        """`seam` with the fn that is `kept`."""
+        fn, *rest = parameters
+        return seam(update, streams, (self.kept(fn, update is not None), *rest), *others)
+
     def or_theirs(self, ours: Callable[..., Any], streams: str = "") -> Callable[..., Any]:
         """(theirs, *given, **options): `ours` if it is taken; a fused seam names its argument of streams."""
         at = [*inspect.signature(ours).parameters].index(streams) if streams else None

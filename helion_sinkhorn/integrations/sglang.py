@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from helion_sinkhorn.integrations.servers import Taken, check_parameters, mhc_post, seam
+from helion_sinkhorn.integrations.servers import Taken, check_parameters, mhc_post
 from helion_sinkhorn.mhc.functional import hc_head
 
 TESTED = "sglang==0.5.23"
@@ -37,7 +37,7 @@ def mhc_pre(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """post (..., n, 1), comb and the sublayer's input, by `hc_site`."""
     constants = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
-    site = seam(None, residual, (taken.kept(fn, False), hc_scale, hc_base), constants, norm_weight, norm_eps)
+    site = taken.seam(None, residual, (fn, hc_scale, hc_base), constants, norm_weight, norm_eps)
     return site.post.unsqueeze(-1), site.comb, site.y
 
 
@@ -71,8 +71,8 @@ def post_fusion(
     pre, post, comb = coefficients
     site, norm = next.hc, next.norm
     constants = site.cfg.rms_eps, site.cfg.eps, site.cfg.eps, MHC_POST_MULT_VALUE, site.cfg.sinkhorn_iters
-    found = seam(
-        (y, post, comb), residual, (taken.kept(site.fn, True), site.scale, site.base), constants,
+    found = taken.seam(
+        (y, post, comb), residual, (site.fn, site.scale, site.base), constants,
         norm.weight, norm.variance_epsilon, pre,
     )  # fmt: skip
     return HcState(found.residual, pre, HcNormed(found.y), (found.pre, found.post, found.comb))

@@ -13,7 +13,7 @@ import torch
 from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers import mhc
 
-from helion_sinkhorn.integrations.servers import Taken, check_parameters, mhc_post, seam
+from helion_sinkhorn.integrations.servers import Taken, check_parameters, mhc_post
 from helion_sinkhorn.mhc.functional import hc_head as head
 from helion_sinkhorn.runtime.gradients import NAMESPACE
 
@@ -40,7 +40,7 @@ def mhc_pre(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """post (..., n, 1), comb and the sublayer's input, by `hc_site`."""
     constants = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
-    site = seam(None, residual, (taken.kept(fn, False), hc_scale, hc_base), constants, norm_weight, norm_eps)
+    site = taken.seam(None, residual, (fn, hc_scale, hc_base), constants, norm_weight, norm_eps)
     return site.post.unsqueeze(-1), site.comb, site.y
 
 
@@ -82,8 +82,8 @@ def mhc_pre_delayed(
         if pre_mix is None:
             first = torch.eye(1, residual.size(-2), device=residual.device)
             pre_mix = first.expand(residual.shape[:-1])
-        site = taken.kept(fn, update is not None), hc_scale, hc_base
-        found = seam(update, residual, site, constants, norm_weight, norm_eps, pre_mix)
+        site = fn, hc_scale, hc_base
+        found = taken.seam(update, residual, site, constants, norm_weight, norm_eps, pre_mix)
         streams, others = found.residual, (found.post.unsqueeze(-1), found.comb, found.y, found.pre)
     return residual.new_empty(0) if update is None else streams, *others
 
@@ -137,8 +137,7 @@ def mhc_fused_post_pre(
     """The new streams, their post (..., n, 1), comb and the next sublayer's input, by `hc_boundary`."""
     constants = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
     update = x, post_layer_mix, comb_res_mix
-    site = taken.kept(fn, True), hc_scale, hc_base
-    found = seam(update, residual, site, constants, norm_weight, norm_eps)
+    found = taken.seam(update, residual, (fn, hc_scale, hc_base), constants, norm_weight, norm_eps)
     return found.residual, found.post.unsqueeze(-1), found.comb, found.y
 
 

@@ -95,16 +95,14 @@ def rows_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
 
 
 def steps_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
-    """Half the warps of `rows_default`, for the kernels that take less time so."""
-    if device.vendor == "amd" or call.turned:
-        # with half of them a gfx950 spills scalar registers for rows of 8193
-        return rows_default(call, device)
-    # H200, T = 20, forward and backward in the log form: 0.60 and 0.81 of the time with rows of 5000 entries,
-    # 0.80 and 0.90 with 512, 0.83 and 0.92 with 1024 in bfloat16, 0.96 to 1.03 with 700, 1536, 2048 and 4096;
-    # the first launch takes 0.83 to 0.96
-    warps = fewest_warps(call, device, 16) // 2
-    block = min(ABREAST, together(call, device, warps, 32))
-    return (("block_sizes", (block,)), ("num_warps", warps)), (("rows", lines(call)[1]),)
+    """`rows_default` with half the warps, for the kernels that take less time so."""
+    (block, (_, warps)), variant = rows_default(call, device)
+    if device.vendor != "amd" and not call.turned:
+        # H200, T = 20, forward and backward in the log form: 0.60 and 0.81 of the time with rows of 5000
+        # entries, 0.80 and 0.90 with 512, 0.83 and 0.92 with 1024 in bfloat16, 0.96 to 1.03 with 700, 1536,
+        # 2048 and 4096; the first launch takes 0.83 to 0.96.  A gfx950 spills scalar registers so for 8193
+        warps //= 2
+    return (block, ("num_warps", warps)), variant
 
 
 def rows_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:

@@ -85,7 +85,7 @@ def launch_forward(
     There Triton's barrier does not wait for stores to global memory, as a program does that reads its row.
     """
     tokens, n, columns = x.shape
-    apart = device_of(x).vendor != "nvidia"
+    apart = quantized is not None and device_of(x).vendor != "nvidia"
     kind, neighbours, operands = beside(u, None if apart else quantized)
     tensors = x, pre, parameter(weight), u.view(tokens, columns), *operands
     call = call_for(n, columns, x.dtype)
