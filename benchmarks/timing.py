@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.lab.tuning.timing import Run, captured, in_a_row, on_the_host, one_by_one, timed
@@ -108,6 +109,21 @@ def queued(run: Run) -> Times:
 def loop(run: Run, device: torch.device, calls: int, wait: bool = False, rounds: int = 9) -> Times:
     """Host time, as `in_a_row` takes it."""
     return summary(in_a_row(run, device, calls, rounds, wait))
+
+
+def launches(run: Run, calls: int = 1) -> list[tuple[str, float]]:
+    """Kernels that calls launch, copies and fills among them: name and microseconds of each, in their order.
+
+    The profiler stays attached: every launch after it takes longer.
+    """
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(calls):
+            run()
+        torch.cuda.synchronize()
+    events = sorted(found.events(), key=lambda event: event.time_range.start)
+    on_gpu = (event for event in events if event.device_type == torch.autograd.DeviceType.CUDA)
+    return [(event.name, event.device_time_total) for event in on_gpu]
 
 
 def conditions(device: torch.device) -> dict[str, object]:

@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.demo_model import compare
 from benchmarks.demo_model.model import Chain, make_model
+from benchmarks.memory import most_allocated
 from helion_sinkhorn.integrations.transformers import patch
 from helion_sinkhorn.lab.tuning.timing import timed
 
@@ -102,7 +103,7 @@ def step_costs(device: str, steps: int = 10) -> dict[str, tuple[float, float]]:
             model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
             model.zero_grad()
 
-        costs[name] = _timed(step, steps), _peak(step)
+        costs[name] = _timed(step, steps), most_allocated(step)[0] / 2**20
     return costs
 
 
@@ -112,11 +113,3 @@ def _timed(step: Callable[[], None], steps: int) -> float:
         step()
     runs = (timed(lambda: [step() for _ in range(steps)]) for _ in range(5))
     return statistics.median(runs) / 1e3 / steps
-
-
-def _peak(step: Callable[[], None]) -> float:
-    """MiB that a step takes over what is there before."""
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20

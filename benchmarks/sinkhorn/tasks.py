@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -100,7 +99,7 @@ class Series:
     name: str
     row: Row
     refused: set[str]
-    """Passes that are further from float64 than BOUNDS."""
+    """Passes that are further from float64 than BOUNDS, and "both" if any is."""
     offered: list[str] = field(default_factory=list)
 
     def pass_of(self, which: str, x: torch.Tensor, dy: torch.Tensor) -> timing.Run:
@@ -114,8 +113,12 @@ class Series:
         return {**self.row, **at, **timing.named(times), **now}
 
 
-def ready(job: Job, name: str, counted: list[Row]) -> Series:
-    """A function that was checked, and run once at every batch; the memory of one of them."""
+def ready(job: Job, name: str, first: list[Row]) -> Series:
+    """A function that was checked, and run once at every batch.
+
+    Args:
+        first: takes the rows of what is refused, and of the memory of one batch.
+    """
     function = peers.load(name)
     version = peer_files.version(function.package, function.file)
     row: Row = {"function": name, "n": job.n, "dtype": job.dtype, "package_version": version}
@@ -124,18 +127,20 @@ def ready(job: Job, name: str, counted: list[Row]) -> Series:
         x, dy = make_inputs(job, batch)
         if function.form and "error" not in row:
             row.update(errors(function, CHECKED_SCALE * x, dy))
-            pairs = zip(("forward", "backward"), ERROR, BOUNDS[job.dtype], strict=True)
-            series.refused = {which for which, key, bound in pairs if not row.get(key, 0.0) <= bound}
+            for which, key, bound in zip(peers.TIMED, ERROR, BOUNDS[job.dtype], strict=False):
+                if not row.get(key, 0.0) <= bound:
+                    note = f"{which} differs from its definition in float64 by {row[key]:.1e}: not timed"
+                    first.append({**row, "section": "left out", "note": note})
+                    series.refused |= {which, "both"}
         passes = function.build(x, dy, T)
         for run in passes.values():
             run()
         synchronize(x.device)
-        without = series.refused | ({"both"} if series.refused else set())
-        series.offered = [which for which in peers.TIMED if which in passes and which not in without]
+        series.offered = [w for w in peers.TIMED if w in passes and w not in series.refused]
         if (job.n, batch, job.dtype) == COUNTED:
             for quantity, size in memory(passes, x).items():
                 at = {"section": "memory", "batch": batch, "quantity": quantity, "bytes": size}
-                counted.append({**row, **at})
+                first.append({**row, **at})
         del passes
     clear()
     return series
@@ -144,9 +149,10 @@ def ready(job: Job, name: str, counted: list[Row]) -> Series:
 def sweep(job: Job) -> Iterator[Row | None]:
     """Every pass of every function at every batch, single calls and in a CUDA graph."""
     device = torch.device(job.device)
-    counted: list[Row] = []
-    every = [ready(job, name, counted) for name in job.functions]
+    first: list[Row] = []
+    every = [ready(job, name, first) for name in job.functions]
     yield None
+    yield from first
 
     def cases() -> Iterator[tuple[torch.Tensor, list[tuple[Series, str, Callable[[], timing.Run]]]]]:
         """Logits of every batch, and what is timed on them: function, pass, and what makes its call."""
@@ -158,12 +164,6 @@ def sweep(job: Job) -> Iterator[Row | None]:
     def one_turn(make: Callable[[], timing.Run]) -> list[float]:
         return timing.single_calls(make(), device, job.milliseconds / TURNS)
 
-    yield from counted
-    for series in every:
-        for which in sorted(series.refused):
-            error = series.row["error" if which == "forward" else "gradient_error"]
-            note = f"{which} differs from its definition in float64 by {error:.1e}: not timed"
-            yield {**series.row, "section": "left out", "note": note}
     turns: dict[tuple[str, int, str], list[list[float] | str]] = {}
     for turn in range(1, TURNS + 1):
         for x, timed in cases():
@@ -227,16 +227,10 @@ def host(job: Job) -> Iterator[Row | None]:
         "sinkhorn, no gradient": lambda: sinkhorn(x, T),
         "torch.ops, forward": lambda: ops.sinkhorn(x, *arguments, implementation, x.dtype),
     }
-    notes: list[str] = []
     if device.type == "cuda":
         from helion_sinkhorn.ops.sinkhorn import launch
 
         layers["kernels.launch.forward"] = lambda: launch.forward(x, *arguments, x.dtype)
-        binary = bare_launch(layers["kernels.launch.forward"])
-        if binary:
-            layers["the compiled binary alone"] = binary
-        else:
-            notes.append("the compiled binary alone: not reachable through Triton's CompiledKernel")
     layers["x * 2, with gradient"] = lambda: leaf * 2
     layers["sinkhorn, with gradient"] = lambda: sinkhorn(leaf, T)
     layers["torch.ops, backward"] = lambda: ops.sinkhorn_backward(dy, x, *arguments, implementation)
@@ -246,38 +240,11 @@ def host(job: Job) -> Iterator[Row | None]:
     for run in layers.values():
         run()
     yield None
-    for note in notes:
-        yield {"section": "left out", "function": peers.OURS, "note": note}
     calls = max(1, int(job.milliseconds * 10))
     found = {layer: timing.loop(run, device, calls) for layer, run in layers.items()}
     now = timing.conditions(device)
     for layer, times in found.items():
         yield {"function": layer, "batch": 128, "n": 4, "timer": "host", **now, **timing.named(times)}
-
-
-def bare_launch(call: timing.Run) -> timing.Run | None:
-    """The launch of the Triton binary that `call` makes, with the very arguments; None if out of reach."""
-    from triton.compiler import CompiledKernel
-
-    call()
-    seen: list[timing.Run] = []
-    # some objects object to isinstance
-    binaries = [o for o in gc.get_objects() if type(o) is CompiledKernel and getattr(o, "_run", None)]
-    for binary in binaries:
-        launcher = binary._run
-
-        def record(*arguments, launcher=launcher, **options):
-            seen.append(partial(launcher, *arguments, **options))
-            return launcher(*arguments, **options)
-
-        binary._run = record
-        try:
-            call()
-        finally:
-            binary._run = launcher
-        if seen:
-            return seen[0]
-    return None
 
 
 def memory(passes: peers.Passes, x: torch.Tensor) -> dict[str, float]:
@@ -330,10 +297,7 @@ def lanes(job: Job) -> Iterator[Row | None]:
             steps = max(1, int(job.milliseconds * 2))
             row = {"function": name, "batch": batch, "n": n, "dtype": "float32", "timer": "loop", **now}
             if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-                before = torch.cuda.memory_allocated()
-                step(layer, x)
-                row["bytes"] = torch.cuda.max_memory_allocated() - before
+                row["bytes"], _ = most_allocated(partial(step, layer, x))
             times = timing.loop(partial(step, layer, x), device, steps, wait=True, rounds=5)
             yield {**row, **timing.named(times)}
 

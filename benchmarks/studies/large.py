@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
-import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
+from benchmarks.timing import ready
 from helion_sinkhorn import reference, sinkhorn
+from helion_sinkhorn.lab.tuning import timing
+from helion_sinkhorn.lab.tuning.timing import Run
 from helion_sinkhorn.ops.sinkhorn.large.torch_op import call, call_backward
 
 
@@ -44,35 +45,21 @@ ALONE = (), 0
 """No ranks share the rows."""
 
 
-def timed(run: Callable[[], object], device: str) -> float:
+def timed(run: Run, device: str) -> float:
     """Milliseconds of a call, the median of ROUNDS."""
     run()
-    found = []
-    for _ in range(ROUNDS):
-        if device == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            run()
-            end.record()
-            end.synchronize()
-            found.append(start.elapsed_time(end))
-        else:
-            start = time.perf_counter()
-            run()
-            found.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(found)
+    samples = (
+        [timing.timed(run) for _ in range(ROUNDS)]
+        if device == "cuda"
+        else timing.on_the_host(run, 0.0, ROUNDS)
+    )
+    return statistics.median(samples) / 1e3
 
 
-def graphed(run: Callable[[], object]) -> Callable[[], object]:
+def graphed(run: Run) -> Run:
     """Replays of a call."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        run()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        run()
-    return graph.replay
+    _, stream = ready(lambda: run)
+    return timing.captured(run, stream=stream)
 
 
 def kernel_parts(x: torch.Tensor, dy: torch.Tensor, case: Case, how: str):

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import importlib
 import itertools
 from typing import NamedTuple
 
 import torch
 
+from benchmarks import timing
 from benchmarks.jobs import Table, of_now
 from benchmarks.residual_path.operations import EPS, ITERATIONS, ROWS, STREAMS, drawn
 from benchmarks.timing import GRAPH_CALLS, conditions, graph
@@ -23,6 +25,8 @@ from helion_sinkhorn.integrations.servers import mhc_post, seam
 
 MILLISECONDS = 10.0
 COPIED = 1 << 29
+PROFILED = 20
+"""Calls of which the profiler takes the mean."""
 SHOWN = "scheme", "columns", "tokens", "us", "us_unprepared", "peer", "us_peer"
 SCHEMES = {"V4.1": "normed_boundary", "V4": "normed_seam", "pre": "normed_seam", "post": "normed_seam"}
 """The seams of the two models, and the operators of which a server makes V4's if it does not fuse it."""
@@ -113,27 +117,12 @@ def theirs(peer: str, scheme: str, given: Drawn):
 
 def in_turn(run, projections):
     """Calls of the layers one after another."""
-    turn = itertools.cycle(projections)
-    return lambda: run(next(turn))
+    return timing.in_turn([functools.partial(run, own) for own in projections])
 
 
 def prepare(scheme: str, given: Drawn) -> None:
     for own in given.projections:
         hc_prepare(own, boundary=scheme.startswith("V"))
-
-
-def by_kernel(run, calls: int = 20) -> dict[str, float]:
-    """Mean microseconds of each kernel of a call, from the profiler, in the order of their launches."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
-        for _ in range(calls):
-            run()
-        torch.cuda.synchronize()
-    spent: dict[str, float] = collections.defaultdict(float)
-    for event in sorted(found.events(), key=lambda e: e.time_range.start):
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            name = event.name.removeprefix("_helion_").split("(")[0]
-            spent[name] += event.device_time_total / calls
-    return dict(spent)
 
 
 def copy_rate() -> float:
@@ -177,12 +166,15 @@ def rows(options: argparse.Namespace):
 
 
 def kernels_of(scheme: str, tokens: int, columns: int) -> str:
-    """The launches of a call and their microseconds."""
+    """The launches of a call and their mean microseconds."""
     given = inputs(scheme, tokens, columns)
     run = in_turn(ours(scheme, given), given.projections)
     prepare(scheme, given)
+    spent: dict[str, float] = collections.defaultdict(float)
     with torch.inference_mode():
-        return " + ".join(f"{name} {t:.2f}" for name, t in by_kernel(run).items())
+        for name, us in timing.launches(run, PROFILED):
+            spent[name.removeprefix("_helion_").split("(")[0]] += us / PROFILED
+    return " + ".join(f"{name} {t:.2f}" for name, t in spent.items())
 
 
 def main(options: argparse.Namespace) -> None:
