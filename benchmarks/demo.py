@@ -135,17 +135,12 @@ def bytes_kept(function: Function, logits: torch.Tensor) -> float:
 
 def time_one(function: Function, logits: torch.Tensor, upstream: torch.Tensor) -> str:
     """Forward without autograd, forward and backward, and the memory between them, as table cells."""
-
-    def forward() -> torch.Tensor:
-        with torch.no_grad():
-            return function(logits)
-
-    def both() -> object:
-        return torch.autograd.grad(function(logits), logits, upstream)
-
     kept = bytes_kept(function, logits)
     cells = []
-    for call in (forward, both):
+    for call in (
+        torch.no_grad()(lambda: function(logits)),
+        lambda: torch.autograd.grad(function(logits), logits, upstream),
+    ):
         middle, low, high = timing.eager(call, logits.device, MILLISECONDS_PER_TIMING)
         cells.append(f"{middle:9.1f} ({low:.1f} to {high:.1f})".ljust(32))
     return "".join(cells) + f"{kept:8.0f}"
@@ -173,22 +168,14 @@ def row_of(name: str, function: Function, logits: torch.Tensor, upstream: torch.
 
 def draw(path: str, device: str, seed: int) -> None:
     """One matrix after 0, 1, 2, 5 and 20 iterations, and its largest row-sum error after each."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     generator = torch.Generator().manual_seed(seed)
     logits = 1.5 * torch.randn(PICTURE_SIZE, PICTURE_SIZE, generator=generator).to(device)
     steps = range(1, PICTURE_ITERS[-1] + 1)
     row_errors = [float((sinkhorn(logits, t).sum(-1) - 1).abs().max()) for t in steps]
-    figure, axes = pyplot.subplots(
-        1,
-        len(PICTURE_ITERS) + 1,
-        figsize=(15, 2.8),
-        width_ratios=[1] * len(PICTURE_ITERS) + [1.5],
-        layout="constrained",
-    )
+    figure = Figure(figsize=(15, 2.8), layout="constrained")
+    axes = figure.subplots(1, len(PICTURE_ITERS) + 1, width_ratios=[1] * len(PICTURE_ITERS) + [1.5])
     for axis, t in zip(axes, PICTURE_ITERS, strict=False):
         matrix = sinkhorn(logits, t).cpu()
         # exp(logits) itself has no scale in common with the others: show it over its largest entry
@@ -199,7 +186,6 @@ def draw(path: str, device: str, seed: int) -> None:
     axes[-1].set(title="largest |row sum - 1|", xlabel="T", xticks=PICTURE_ITERS)
     axes[-1].grid(alpha=0.3)
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
     print(f"picture of an {PICTURE_SIZE} x {PICTURE_SIZE} matrix converging: {os.path.abspath(path)}")
 
 

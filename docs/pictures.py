@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import pyplot
+from matplotlib.figure import Figure
 
 from benchmarks.sinkhorn.report import COLORS
 from helion_sinkhorn.lab.operators import OPERATORS, operator_for
@@ -32,9 +32,8 @@ def accuracy(artefacts: Artefacts, path: Path) -> None:
     """A row for each operator, a dot for each result: its largest error in units of the budget."""
     every = list(results(artefacts))
     names = [name for name in OPERATORS if any(operator == name for _, operator, _, _ in every)]
-    figure, axes = pyplot.subplots(
-        1, 2, figsize=(9, 1.6 + 0.42 * len(names)), sharey=True, layout="constrained"
-    )
+    figure = Figure(figsize=(9, 1.6 + 0.42 * len(names)), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
     random = np.random.default_rng(0)
     worst = dict(markersize=6, markeredgecolor="black")
     for axis, (kind, title) in zip(axes, PANELS.items(), strict=True):
@@ -59,4 +58,3 @@ def accuracy(artefacts: Artefacts, path: Path) -> None:
     handles += axes[0].plot([], [], ".", color="0.4", label="each result")
     figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=11)
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)

@@ -13,19 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.demo import versions
-from benchmarks.demo_model import compare
+from benchmarks.demo_model import compare, training
 from benchmarks.demo_model.model import Chain, make_model
-from benchmarks.demo_model.training import (
-    BATCH,
-    LENGTH,
-    TOKENS,
-    WIDE,
-    Curves,
-    draw,
-    same_experts,
-    step_costs,
-    train,
-)
 from benchmarks.jobs import Table as Rows
 from benchmarks.jobs import of_now
 from benchmarks.timing import conditions
@@ -84,7 +73,9 @@ def compare_bfloat16(original: torch.nn.Module, chain: Chain) -> bool:
     patched = copy.deepcopy(narrow)
     patch(patched)
     generator = torch.Generator().manual_seed(3)
-    batches = [chain.draw(BATCH, LENGTH, generator).to(original.device) for _ in range(BATCHES)]
+    batches = [
+        chain.draw(training.BATCH, training.LENGTH, generator).to(original.device) for _ in range(BATCHES)
+    ]
     truth, *found = ([compare.results(m, tokens) for tokens in batches] for m in (exact, narrow, patched))
     groups = {
         "logits": ["logits"],
@@ -105,13 +96,13 @@ def compare_bfloat16(original: torch.nn.Module, chain: Chain) -> bool:
     return passed
 
 
-def compare_training(curves: Curves, entropy: float) -> bool:
+def compare_training(curves: training.Curves, entropy: float) -> bool:
     """Loss curves of both, against one whose parameters move by a unit in the last place before each step.
 
     They are compared until a token takes another expert, at least over half of the steps.
     """
     original = curves["original"].losses
-    steps = {name: same_experts(curves[name], curves["original"]) for name in ("patched", "moved")}
+    steps = {name: training.same_experts(curves[name], curves["original"]) for name in ("patched", "moved")}
     apart, moved = (
         max((curves[name].losses - original)[:count].abs().tolist(), default=0.0)
         for name, count in steps.items()
@@ -139,11 +130,11 @@ def compare_training(curves: Curves, entropy: float) -> bool:
 def print_costs(device: str, write: Path | None = None) -> int:
     """Step time and memory of a wider model in bfloat16, as CSV too."""
     transformers.utils.logging.set_verbosity_error()
-    title = f"forward and backward in bfloat16: hidden {WIDE}, 2 layers, {TOKENS} tokens"
+    title = f"forward and backward in bfloat16: hidden {training.WIDE}, 2 layers, {training.TOKENS} tokens"
     table = table_of(title, "", "ms", "peak MiB")
     about = {**of_now(), **conditions(torch.device(device)), "transformers_version": transformers.__version__}
     rows = Rows(write, about)
-    for name, (milliseconds, mebibytes) in step_costs(device).items():
+    for name, (milliseconds, mebibytes) in training.step_costs(device).items():
         table.add_row(name, f"{milliseconds:.2f}", f"{mebibytes:.0f}")
         rows.add({"model": name, "ms": f"{milliseconds:.4g}", "peak_mib": round(mebibytes)})
     console.print(table)
@@ -161,16 +152,16 @@ def run(args: argparse.Namespace) -> int:
     patched = copy.deepcopy(original)
     console.print(f"patch: {patch(patched)}, {sum(p.numel() for p in patched.parameters())} parameters\n")
     chain = Chain(VOCABULARY)
-    tokens = chain.draw(BATCH, LENGTH, torch.Generator().manual_seed(0)).to(args.device)
+    tokens = chain.draw(training.BATCH, training.LENGTH, torch.Generator().manual_seed(0)).to(args.device)
     passed = compare_float32(original, patched, tokens)
     passed &= compare_bfloat16(original, chain)
     curves = {
-        "original": train(copy.deepcopy(original), chain, args.steps),
-        "patched": train(patched, chain, args.steps),
-        "moved": train(original, chain, args.steps, moved=True),
+        "original": training.train(copy.deepcopy(original), chain, args.steps),
+        "patched": training.train(patched, chain, args.steps),
+        "moved": training.train(original, chain, args.steps, moved=True),
     }
     passed &= compare_training(curves, chain.entropy)
-    draw(args.output, curves, chain.entropy)
+    training.draw(args.output, curves, chain.entropy)
     console.print(f"loss curves: {os.path.abspath(args.output)}")
     if args.device != "cpu":
         print_costs(args.device)

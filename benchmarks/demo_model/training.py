@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +18,7 @@ from helion_sinkhorn.lab.tuning.timing import timed
 BATCH, LENGTH = 8, 32
 WIDE, TOKENS = 2048, 4096
 """Hidden size and tokens of the step that is timed."""
-LEARNING_RATE = 3e-3
+LEARNING_RATE, RUNS = 3e-3, 5
 
 
 @dataclass(frozen=True)
@@ -67,14 +66,10 @@ def same_experts(one: Run, other: Run) -> int:
 
 def draw(path: str, curves: Curves, entropy: float) -> None:
     """Losses of both models, and below how far they and the moved one are from the original."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (above, below) = pyplot.subplots(
-        2, 1, figsize=(8, 6), sharex=True, height_ratios=[2, 1], layout="constrained"
-    )
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
     original = curves["original"].losses
     above.plot(original, label="transformers", linewidth=3, alpha=0.4)
     above.plot(curves["patched"].losses, label="patched with helion_sinkhorn", linewidth=1)
@@ -87,11 +82,13 @@ def draw(path: str, curves: Curves, entropy: float) -> None:
     below.set_ylim(top=1e-4)
     below.legend()
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
 
 
 def step_costs(device: str, steps: int = 10) -> dict[str, tuple[float, float]]:
-    """(milliseconds, peak MiB) of forward and backward of a wider model in bfloat16, original and patched."""
+    """(milliseconds, peak MiB) of forward and backward of a wider model in bfloat16, original and patched.
+
+    Milliseconds are the median of RUNS runs of `steps`, after three steps that are not counted.
+    """
     original = compare.narrowed(make_model(1024, hidden=WIDE)).to(device)
     patched = copy.deepcopy(original)
     patch(patched)
@@ -103,13 +100,8 @@ def step_costs(device: str, steps: int = 10) -> dict[str, tuple[float, float]]:
             model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
             model.zero_grad()
 
-        costs[name] = _timed(step, steps), most_allocated(step)[0] / 2**20
+        for _ in range(3):
+            step()
+        runs = [timed(lambda step=step: [step() for _ in range(steps)]) for _ in range(RUNS)]
+        costs[name] = statistics.median(runs) / 1e3 / steps, most_allocated(step)[0] / 2**20
     return costs
-
-
-def _timed(step: Callable[[], None], steps: int) -> float:
-    """Milliseconds of a step: the median of five runs of several, after three steps that are not counted."""
-    for _ in range(3):
-        step()
-    runs = (timed(lambda: [step() for _ in range(steps)]) for _ in range(5))
-    return statistics.median(runs) / 1e3 / steps

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
-import matplotlib
 import numpy
 import pandas
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from benchmarks.sinkhorn.peers import FLOOR, FUNCTIONS, OURS
@@ -131,17 +130,16 @@ class Results:
         found, own = self.one(name, **at), self.one(OURS, **at)
         return numpy.nan if found is None or own is None else found.us / own.us
 
-    def cells(self, name: str, digits: int, beside: dict[str, object], **at: object) -> dict[str, str]:
-        """Time of every timer and pass, with the ratio to ours at `beside`, if any, with so many digits."""
+    def cells(self, name: str, digits: int | None = None, **at: object) -> dict[str, str]:
+        """Time of every timer and pass; with digits, its ratio to ours in float32 too."""
         row = {}
-        for timer, title in TIMER.items():
-            for which in PASSES:
-                found = self.one(name, **at, which=which, timer=timer)
-                own = beside and self.one(OURS, **{**at, **beside}, which=which, timer=timer)
-                text = "" if found is None else figure(found.us)
-                if found is not None and beside and own is not None:
-                    text += f" ({found.us / own.us:.{digits}f} x)"
-                row[f"{which}, {title}"] = text
+        for (timer, title), which in itertools.product(TIMER.items(), PASSES):
+            place = {**at, "which": which, "timer": timer}
+            found, own = self.one(name, **place), self.one(OURS, **{**place, "dtype": "float32"})
+            text = "" if found is None else figure(found.us)
+            if digits and found is not None and own is not None:
+                text += f" ({found.us / own.us:.{digits}f} x)"
+            row[f"{which}, {title}"] = text
         return row
 
 
@@ -185,7 +183,7 @@ def configs(results: Results) -> list[str]:
 def variant_rows(results: Results) -> list[dict[str, object]]:
     return [
         {"": name, "dtype": dtype, "n": n, "batch": power(batch),
-         **results.cells(name, 2, {"dtype": "float32"}, dtype=dtype, n=n, batch=batch)}
+         **results.cells(name, 2, dtype=dtype, n=n, batch=batch)}
         for name, dtype in ((OURS, "bfloat16"), (f"{OURS} log", "float32"))
         for (n, batch), _ in results.of(name, dtype).groupby(["n", "batch"])
     ]  # fmt: skip
@@ -242,7 +240,7 @@ def peer_tables(results: Results) -> list[str]:
     for n, batch in shapes.groupby(["n", "batch"]).groups:
         rows = [
             {"": name, "form": definition(name),
-             **results.cells(name, 1, {"dtype": "float32"} if name in names else {}, n=n, batch=batch)}
+             **results.cells(name, 1 if name in names else None, n=n, batch=batch)}
             for name in (FLOOR, OURS, *names)
             if not results.of(name, n=n, batch=batch).empty
         ]  # fmt: skip
@@ -313,18 +311,9 @@ def look(n: int) -> dict[str, str]:
     return {"color": COLORS[k], "marker": "osD^vPX"[k]}
 
 
-def panels(count: int, size: tuple[float, float], **shared: bool) -> tuple[pyplot.Figure, numpy.ndarray]:
-    shown, axes = pyplot.subplots(
-        1, count, figsize=size, layout="constrained", sharey=True, squeeze=False, **shared
-    )
-    return shown, axes[0]
-
-
-def batch_axes(axis: pyplot.Axes, title: str, y: str) -> None:
-    axis.set_xscale("log", base=2)
-    axis.set(title=title, xlabel="matrices B", ylabel=y)
-    axis.label_outer()
-    axis.grid(alpha=0.3)
+def panels(count: int, size: tuple[float, float], **shared: bool) -> tuple[Figure, list[Axes]]:
+    shown = Figure(figsize=size, layout="constrained")
+    return shown, list(shown.subplots(1, count, sharey=True, squeeze=False, **shared)[0])
 
 
 def plot_time(results: Results, out: Path) -> None:
@@ -340,14 +329,16 @@ def plot_time(results: Results, out: Path) -> None:
                 axis.plot(line.batch, line.us, style, **shape, markersize=5, linewidth=width)
             line = results.of(FLOOR, n=4, which=which, timer=timer)
             axis.plot(line.batch, line.us, style, color="0.55", linewidth=width)
-        batch_axes(axis, which, "us a call")
-        axis.set_yscale("log")
+        axis.set_xscale("log", base=2)
+        axis.set(title=which, xlabel="matrices B", ylabel="us a call", yscale="log")
+        axis.label_outer()
+        axis.grid(alpha=0.3)
     handles = [axes[0].plot([], [], "-", **look(n), label=f"n = {n}")[0] for n in sizes]
     handles += axes[0].plot([], [], "-", color="0.55", label="copy, n = 4")
     for timer, (style, _) in styles.items():
         handles += axes[0].plot([], [], style, color="0.2", label=CALLED[timer])
     shown.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=11)
-    save(shown, out / "time.png")
+    shown.savefig(out / "time.png", dpi=110)
 
 
 WRONG = 1e-4
@@ -393,7 +384,7 @@ def plot_speedup(results: Results, out: Path) -> None:
     handles = [Patch(color=hue, label=which) for which, (hue, _) in BARS.items()]
     handles.append(Patch(facecolor="0.6", **OTHER_FORM, label="computes another form"))
     shown.legend(handles=handles, loc="outside upper center", ncols=3)
-    save(shown, out / "speedup.png")
+    shown.savefig(out / "speedup.png", dpi=110)
 
 
 def why_absent(results: Results, name: str, which: str) -> str:
@@ -404,11 +395,6 @@ def why_absent(results: Results, name: str, which: str) -> str:
     if which == "backward" and errors.max() > WRONG:
         return f"gradient off by {errors.max():.0e}"
     return "not timed"
-
-
-def save(shown: pyplot.Figure, path: Path) -> None:
-    shown.savefig(path, dpi=110)
-    pyplot.close(shown)
 
 
 def text(results: Results) -> str:

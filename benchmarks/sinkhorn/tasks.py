@@ -94,12 +94,10 @@ def errors(function: peers.Function, x: torch.Tensor, dy: torch.Tensor) -> dict[
 
 @dataclass
 class Series:
-    """A function of a sweep: the columns that all its rows have, what was refused, and what is timed."""
+    """A function of a sweep: the columns that all its rows have, and the passes that are timed."""
 
     name: str
     row: Row
-    refused: set[str]
-    """Passes that are further from float64 than BOUNDS, and "both" if any is."""
     offered: list[str] = field(default_factory=list)
 
     def pass_of(self, which: str, x: torch.Tensor, dy: torch.Tensor) -> timing.Run:
@@ -122,7 +120,8 @@ def ready(job: Job, name: str, first: list[Row]) -> Series:
     function = peers.load(name)
     version = peer_files.version(function.package, function.file)
     row: Row = {"function": name, "n": job.n, "dtype": job.dtype, "package_version": version}
-    series = Series(name, row, set())
+    series = Series(name, row)
+    refused = set()
     for batch in job.batches:
         x, dy = make_inputs(job, batch)
         if function.form and "error" not in row:
@@ -131,12 +130,12 @@ def ready(job: Job, name: str, first: list[Row]) -> Series:
                 if not row.get(key, 0.0) <= bound:
                     note = f"{which} differs from its definition in float64 by {row[key]:.1e}: not timed"
                     first.append({**row, "section": "left out", "note": note})
-                    series.refused |= {which, "both"}
+                    refused |= {which, "both"}
         passes = function.build(x, dy, T)
         for run in passes.values():
             run()
         synchronize(x.device)
-        series.offered = [w for w in peers.TIMED if w in passes and w not in series.refused]
+        series.offered = [w for w in peers.TIMED if w in passes and w not in refused]
         if (job.n, batch, job.dtype) == COUNTED:
             for quantity, size in memory(passes, x).items():
                 at = {"section": "memory", "batch": batch, "quantity": quantity, "bytes": size}

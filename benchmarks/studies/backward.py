@@ -118,12 +118,10 @@ def sweep():
 
 def figure(names, errors, path: Path) -> None:
     """One panel a method, for 4 x 4: the 95 % quantile of the relative error over logits and iterations."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    fig, axes = pyplot.subplots(2, 4, figsize=(11, 6), sharex=True, sharey=True, layout="constrained")
+    fig = Figure(figsize=(11, 6), layout="constrained")
+    axes = fig.subplots(2, 4, sharex=True, sharey=True)
     for ax, method in zip(axes.flat, METHODS, strict=True):
         cells = [
             [errors[SIZES[0], name, t, method].quantile(0.95).clamp(1e-8, 10).log10() for name in names]

@@ -30,6 +30,8 @@ except ImportError:  # the modelled part needs none
 
 WORKLOAD = WORKLOADS["dot_reported"]
 GPU_BATCH = 64
+table = functools.partial(markdown.of_records, rule=" --- ")
+"""As docs/dev/dot_compress.md has its tables."""
 REPORTED = 1 << 22
 """Elements of which the report counts 37."""
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -44,11 +46,6 @@ def mismatched(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def per_reported(bad: torch.Tensor) -> int:
     return round(bad.double().mean().item() * REPORTED)
-
-
-def table(rows: list[dict[str, object]]) -> str:
-    """Rows by title, the rule below the titles as docs/dev/dot_compress.md has it."""
-    return markdown.of_records(rows, " --- ")
 
 
 # ------------------------------------------------------------------------------- dot compress, in steps

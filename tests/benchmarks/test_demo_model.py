@@ -70,7 +70,7 @@ def test_a_step_s_costs_are_written_and_become_the_table(tmp_path, monkeypatch):
     monkeypatch.setattr(whole_calls, "BENCH", tmp_path)
     assert whole_calls.model_step() == ""
     costs = {"original": (55.123, 2868.4), "patched": (36.3, 1250.6)}
-    monkeypatch.setattr(steps, "step_costs", lambda device: costs)
+    monkeypatch.setattr(steps.training, "step_costs", lambda device: costs)
     steps.print_costs("cpu", tmp_path / "model_step.csv")
     text = whole_calls.model_step()
     assert "| transformers | 55.12 | 2,868 |\n| patched with helion_sinkhorn | 36.3 | 1,251 |" in text
