@@ -11,7 +11,6 @@ import csv
 import multiprocessing
 import os
 import signal
-import subprocess
 import time
 import traceback
 from collections.abc import Iterator
@@ -21,7 +20,9 @@ from typing import Protocol
 
 from benchmarks import autotuning
 from helion_sinkhorn.lab.parent import end_with_parent
+from helion_sinkhorn.lab.tuning.provenance import output_of
 
+HERE = Path(__file__).resolve().parent
 MEASURE_SECONDS = 90.0
 Row = dict[str, object]
 
@@ -144,17 +145,9 @@ class Table:
 
 
 def of_now() -> Row:
-    """The columns of a run that says which source it measured, and when."""
-    return {"commit": commit(), "utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-
-
-def commit() -> str:
-    """The commit of the source measured, marked where it was edited."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""
+    """The columns of a run that says which source it measured, marked where it was edited, and when."""
+    commit = output_of("git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=12")
+    return {"commit": commit, "utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
 
 
 def measure(table: Table, jobs: list[list[Job]], limit: float, workers: int) -> None:

@@ -1,13 +1,11 @@
-"""The memory of the GPU: left-overs freed, and what a backward pass allocates."""
+"""The memory of the GPU: left-overs freed, and what a call allocates."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
-
-Tensors = Sequence[torch.Tensor]
 
 
 def clear() -> None:
@@ -27,10 +25,3 @@ def most_allocated(run: Callable[[], object]) -> tuple[int, object]:
     result = run()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before, result
-
-
-def peak(function: Callable[..., object], leaves: Tensors, upstream: object) -> float:
-    """Peak bytes that backward allocates, relative to the gradients of `leaves`."""
-    results = function(*leaves)
-    most, _ = most_allocated(lambda: torch.autograd.grad(results, leaves, upstream))
-    return most / sum(t.nbytes for t in leaves)

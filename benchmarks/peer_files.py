@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +16,7 @@ from types import ModuleType
 import torch
 
 from helion_sinkhorn.configs import store
+from helion_sinkhorn.lab.tuning.provenance import output_of
 
 FOLDER = "HELION_SINKHORN_PEERS"
 TRANSFORMER_ENGINE = "TransformerEngine/transformer_engine/pytorch/triton/mhc.py"
@@ -45,8 +45,7 @@ def version(package: str, file: str) -> str:
     checkout = path(file).parents[file.count("/") - 1]
     if not (checkout / ".git").exists():
         return ""
-    command = ["git", "-C", str(checkout), "rev-parse", "--short=10", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return output_of("git", "-C", str(checkout.resolve()), "rev-parse", "--short=10", "HEAD")
 
 
 def stand_in(name: str, **attributes: object) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import platform
 import statistics
-import subprocess
 from collections.abc import Callable, Sequence
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from helion_sinkhorn.configs import store
-from helion_sinkhorn.lab.tuning.timing import Run, captured, in_a_row, on_the_host, one_by_one, timed
+from helion_sinkhorn.lab.tuning.provenance import output_of
+from helion_sinkhorn.lab.tuning.timing import Run, captured, on_the_host, one_by_one, timed
 
 GRAPH_CALLS = 50
 """Most calls in one graph: what starting the graph costs is then a fiftieth of itself."""
@@ -106,11 +106,6 @@ def queued(run: Run) -> Times:
     return summary(one_by_one(run, QUEUED_CALLS, held=QUEUED_CYCLES))
 
 
-def loop(run: Run, device: torch.device, calls: int, wait: bool = False, rounds: int = 9) -> Times:
-    """Host time, as `in_a_row` takes it."""
-    return summary(in_a_row(run, device, calls, rounds, wait))
-
-
 def launches(run: Run, calls: int = 1) -> list[tuple[str, float]]:
     """Kernels that calls launch, copies and fills among them: name and microseconds of each, in their order.
 
@@ -141,19 +136,9 @@ def conditions(device: torch.device) -> dict[str, object]:
 def clocks(gpu: str) -> dict[str, object]:
     """What nvidia-smi says of a GPU, by its identifier; nothing where there is no nvidia-smi."""
     fields = {
-        "driver": "driver_version",
-        "sm_mhz": "clocks.sm",
-        "memory_mhz": "clocks.mem",
+        "driver": "driver_version", "sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem",
         "celsius": "temperature.gpu",
-    }
-    command = [
-        "nvidia-smi",
-        f"--id={gpu}",
-        f"--query-gpu={','.join(fields.values())}",
-        "--format=csv,noheader,nounits",
-    ]
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return dict(zip(fields, said.splitlines()[0].split(", "), strict=False))
+    }  # fmt: skip
+    query = f"--query-gpu={','.join(fields.values())}"
+    said = output_of("nvidia-smi", f"--id={gpu}", query, "--format=csv,noheader,nounits")
+    return dict(zip(fields, said.split(", "), strict=False)) if said else {}

@@ -14,7 +14,7 @@ from benchmarks import peer_files, timing
 from benchmarks.jobs import Row, said
 from benchmarks.memory import clear, most_allocated
 from benchmarks.sinkhorn import peers
-from helion_sinkhorn.lab.tuning.timing import synchronize
+from helion_sinkhorn.lab.tuning.timing import in_a_row, synchronize
 
 ROOT = Path(__file__).parents[2]
 T = 20
@@ -240,7 +240,7 @@ def host(job: Job) -> Iterator[Row | None]:
         run()
     yield None
     calls = max(1, int(job.milliseconds * 10))
-    found = {layer: timing.loop(run, device, calls) for layer, run in layers.items()}
+    found = {layer: timing.summary(in_a_row(run, device, calls, rounds=9)) for layer, run in layers.items()}
     now = timing.conditions(device)
     for layer, times in found.items():
         yield {"function": layer, "batch": 128, "n": 4, "timer": "host", **now, **timing.named(times)}
@@ -297,8 +297,8 @@ def lanes(job: Job) -> Iterator[Row | None]:
             row = {"function": name, "batch": batch, "n": n, "dtype": "float32", "timer": "loop", **now}
             if device.type == "cuda":
                 row["bytes"], _ = most_allocated(partial(step, layer, x))
-            times = timing.loop(partial(step, layer, x), device, steps, wait=True, rounds=5)
-            yield {**row, **timing.named(times)}
+            samples = in_a_row(partial(step, layer, x), device, steps, rounds=5, wait=True)
+            yield {**row, **timing.named(timing.summary(samples))}
 
 
 TASKS = {"sweep": sweep, "host": host, "lanes": lanes}

@@ -75,6 +75,7 @@ def test_a_run_writes_every_row_and_why_one_is_missing(monkeypatch, tmp_path):
     assert [(r["function"], r["pass"]) for r in rows if not r["note"]] == [
         ("chunked", "forward"), ("chunked", "backward"),
     ]  # fmt: skip
+    assert all("Error: " in r["note"] for r in rows if r["function"] == "fla chunk_gla")
     assert {(r["function"], r["shape"]) for r in rows} == {
         ("chunked", "1 x 32 x 1"), ("fla chunk_gla", "1 x 32 x 1"),
     }  # fmt: skip

@@ -31,7 +31,6 @@ def test_calls_in_a_row_are_counted_each():
     assert len(calls) == 6
     assert len(samples) == 2
     assert min(samples) >= 1e3
-    assert timing.loop(lambda: time.sleep(1e-3), CPU, calls=2, rounds=3)[1] >= 1e3
 
 
 @pytest.mark.gpu
