@@ -133,7 +133,7 @@ ROWS = [
         _site(f"bf16_c{c}_b{batch}", batch, "tune bench" if (c, batch) == (4096, BENCH) else "tune", _MODEL,
               c=c)
         for c in (4096, 5120, 7168)
-        for batch in (1 << 4, 1 << 7, 1 << 8, 1 << 10, BENCH, 1 << 16)
+        for batch in (1 << 4, 1 << 6, 1 << 7, 1 << 8, 1 << 10, BENCH, 1 << 16)
         if c != 5120 or batch <= 1 << 8 or batch == BENCH
     ),
     _site("model", 2, "ci", _MODEL, c=1024, tokens=9),
