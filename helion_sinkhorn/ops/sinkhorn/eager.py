@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.line_sums import Sums, laid_out, matrices_of_slice
+from helion_sinkhorn.ops.sinkhorn import definition
+from helion_sinkhorn.ops.sinkhorn.line_sums import LONG, Sums, laid_out, matrices_of_slice
 from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow, rescaling, segment_length
 from helion_sinkhorn.runtime.binade import binade
 from helion_sinkhorn.runtime.pieces import computing
@@ -115,9 +116,10 @@ class _Slice:
                 history.append((self.a, before, p, wide, q))
         return wide, q
 
-    def value(self) -> torch.Tensor:
+    def write(self, out: torch.Tensor) -> None:
+        """P, rounded once."""
         p, q = self.run()
-        return self.a.div_(p).div_(q)
+        torch.div(self.a.div_(p), q, out=out)
 
     def gradient(self, dy: torch.Tensor) -> torch.Tensor:
         """dX by projections (docs/dev/math.md, Adjoint): each half-step subtracts the line sums of A * dA.
@@ -165,6 +167,17 @@ class _Slice:
         return dz.addcmul_(z, sums.total(1, dz).unsqueeze(1), value=-1.0)
 
 
+def as_defined(x: torch.Tensor, n_iters: int, eps: float) -> bool:
+    """Whether x (n, m, C) is computed by the definition: rows of several entries are summed one by one."""
+    is_cpu = x.device.type == "cpu"
+    return is_cpu and x.size(0) > 1 and x.size(1) >= LONG and definition.suits(n_iters, eps)
+
+
+def _matrices(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x (n, m, C) as contiguous matrices (C, n, m)."""
+    return x.permute(2, 0, 1).to(dtype).contiguous()
+
+
 def _slices(first: str, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """Tensors of one shape as slices (lead, trail, C), with the matrices that are worked on at a time."""
     order, slices, count = (1, 2, 0) if first == "rows" else (2, 1, 0), [], 0
@@ -183,9 +196,12 @@ def forward(
     if x.numel() == 0:
         return out
     settle_exp()
-    eps = eps if form == "deepseek" else 0.0
+    eps, dtype = eps if form == "deepseek" else 0.0, computing(x.dtype)
     for part, made in _slices(first, x, out):
-        made.copy_(_Slice(laid_out(part, computing(x.dtype)), n_iters, eps).value())
+        if as_defined(part, n_iters, eps):
+            definition.forward(_matrices(part, dtype), n_iters, eps, made.permute(2, 0, 1))
+        else:
+            _Slice(laid_out(part, dtype), n_iters, eps).write(made)
     return out
 
 
@@ -203,14 +219,16 @@ def backward(
     if x.numel() == 0:
         return dx
     settle_exp()
-    eps = eps if form == "deepseek" else 0.0
-    dtype = computing(x.dtype)
+    eps, dtype = eps if form == "deepseek" else 0.0, computing(x.dtype)
     for part, upstream, made in _slices(first, x, dy, dx):
-        g = laid_out(upstream, dtype)
-        of_part = _Slice(laid_out(part, dtype), n_iters, eps)
+        defined = as_defined(part, n_iters, eps)
+        g, scale = _matrices(upstream, dtype).permute(1, 2, 0) if defined else laid_out(upstream, dtype), None
         if may_overflow(eps):
             g, scale = of_order_one(g)
-            made.copy_(of_part.gradient(g).mul_(scale))
+        if defined:
+            of_matrices = definition.backward(_matrices(part, dtype), g.permute(2, 0, 1), n_iters, eps)
+            found = of_matrices.permute(1, 2, 0)
         else:
-            made.copy_(of_part.gradient(g))
+            found = _Slice(laid_out(part, dtype), n_iters, eps).gradient(g)
+        made.copy_(found if scale is None else found.mul_(scale))
     return dx

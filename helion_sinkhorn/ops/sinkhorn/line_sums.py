@@ -2,8 +2,8 @@
 
 In torch.sum the order of additions depends on the shape of the whole tensor, except for contiguous lines,
 each of which it sums by itself.  So long lines are contiguous, those of columns in a transposed copy.  Short
-lines would cost a call of its inner loop each, so there matrices lie side by side, and sums are added up by
-halves.  Only n and m decide between the two.
+lines would cost a call of its inner loop each: their sums are added up by halves, beside one another along
+the other side if that is very long, and else with matrices side by side.  Only n and m decide.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ LONG = 16
 """Entries from which on a line is summed by itself."""
 CACHE_BYTES = 1 << 19
 """Bytes of float32 matrices in a slice of short lines, so that their results stay in a core's cache."""
-CACHE_BYTES_OF_LONG = 1 << 18
-"""Bytes in a slice of long lines, which also need a transposed copy and buffers for both."""
+CACHE_BYTES_OF_LONG = 1 << 21
+"""Bytes in a slice of long lines, with a transposed copy and buffers for both in the last cache.
+
+In a core's cache, 256 KB, calls cost more than memory: 64 of 128 x 128 take 17 ms, and here 7.
+"""
+VERY_LONG = 128
+"""Entries from which on the long lines of a matrix whose other lines are short are summed by themselves."""
 LARGE = 2048
 """Entries of a matrix from which on a division costs more than one more call for reciprocals."""
 SIDE_BY_SIDE = 16
@@ -32,17 +37,29 @@ def are_long(x: torch.Tensor) -> bool:
     return x.dim() == 3 and min(x.size(0), x.size(1)) >= LONG and x.device.type == "cpu"
 
 
+def very_long(x: torch.Tensor) -> int | None:
+    """The axis of x (n, m, C) along which alone lines are summed by themselves."""
+    if x.dim() != 3 or x.device.type != "cpu" or are_long(x) or max(x.size(0), x.size(1)) < VERY_LONG:
+        return None
+    return int(x.size(1) >= VERY_LONG)
+
+
 def matrices_of_slice(x: torch.Tensor) -> int:
     """How many of x (n, m, C) to work on at a time."""
     size = x.size(0) * x.size(1) * 4
-    if are_long(x):
+    if are_long(x) or very_long(x) is not None:
         return max(1, CACHE_BYTES_OF_LONG // size)
     return max(SIDE_BY_SIDE, CACHE_BYTES // size)
 
 
 def laid_out(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x (n, m, C), stored as (C, n, m) where lines are long or matrices few, and otherwise as (n, m, C)."""
-    if x.size(-1) < SIDE_BY_SIDE or are_long(x):
+    """x (n, m, C), stored as (n, m, C) where matrices are many and lines short.
+
+    Otherwise it is stored as (C, n, m), or as (C, m, n) where columns alone are very long.
+    """
+    if very_long(x) == 0:
+        return x.permute(2, 1, 0).to(dtype).contiguous().permute(2, 1, 0)
+    if x.size(-1) < SIDE_BY_SIDE or are_long(x) or very_long(x) == 1:
         return x.permute(2, 0, 1).to(dtype).contiguous().permute(1, 2, 0)
     return x.to(dtype).contiguous()
 
@@ -60,6 +77,8 @@ class Sums:
     def __init__(self, like: torch.Tensor) -> None:
         self.terms = torch.empty_like(like)
         self._long = are_long(like)
+        # the axis over which torch.sum adds the terms as they lie
+        self._whole = 1 if self._long else very_long(like)
         self._turned = self.turned(self.terms, copy=False)
         self._over: dict[tuple[int, bool], tuple[torch.Tensor, Sequence[Callable], torch.Tensor]] = {}
         is_large = like.dim() == 3 and like.size(0) * like.size(1) >= LARGE
@@ -81,7 +100,7 @@ class Sums:
         turned = turned and self._long
         if (axis, turned) not in self._over:
             terms = self._turned if turned else self.terms
-            if turned or (self._long and axis):
+            if turned or axis == self._whole:
                 sums = torch.empty_like(self.terms.select(axis, 0))
                 calls = (partial(torch.sum, terms, axis, out=sums),)
             else:
@@ -103,7 +122,7 @@ class Sums:
     def total(self, axis: int, a: torch.Tensor, turned: bool = False) -> torch.Tensor:
         """The sum of a, or of the result of `turned` for it."""
         terms, calls, sums = self.over(axis, turned)
-        if self._long and (turned or axis):
+        if axis == self._whole or (turned and self._long):
             return torch.sum(a, axis, out=sums)
         terms.copy_(a)
         for call in calls:

@@ -6,12 +6,13 @@ vectors of every iteration are kept for the gradient, but no matrix (docs/dev/ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
+from helion_sinkhorn.ops.sinkhorn import definition
 from helion_sinkhorn.ops.sinkhorn.eager import settle_exp
-from helion_sinkhorn.ops.sinkhorn.large import definition, eps_form, log_form, sides
+from helion_sinkhorn.ops.sinkhorn.large import eps_form, log_form, sides
 from helion_sinkhorn.ops.sinkhorn.large.problem import problem
 from helion_sinkhorn.ops.sinkhorn.large.ranks import Ranks
 from helion_sinkhorn.ops.sinkhorn.large.sides import (
@@ -22,7 +23,7 @@ from helion_sinkhorn.ops.sinkhorn.large.sides import (
     lead_first,
     of_order_one,
 )
-from helion_sinkhorn.ops.sinkhorn.line_sums import CACHE_BYTES
+from helion_sinkhorn.ops.sinkhorn.line_sums import CACHE_BYTES_OF_LONG
 from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow
 from helion_sinkhorn.runtime.checks import implementation_for
 from helion_sinkhorn.runtime.float32_products import float32_products
@@ -30,23 +31,18 @@ from helion_sinkhorn.runtime.pieces import computing
 
 SMALL = 128
 """The most rows or columns of a small matrix."""
-LARGE = 1 << 15
-"""Entries of a matrix from which on a CPU takes matrices one by one."""
+LARGE = 1 << 16
+"""The most entries of a matrix that a CPU takes line by line, beside others."""
 SLICE_BYTES = 1 << 28
 """Bytes of float32 matrices that are worked on at a time where an operation costs a launch."""
 
 
 def is_large(x: torch.Tensor, n_iters: int, eps: float) -> bool:
-    """Whether matrices (..., n, m) are beyond the small kernels and, on a CPU, their line by line path."""
+    """Whether matrices (..., n, m) are beyond the small kernels and, on a CPU, `sinkhorn.eager`."""
     n, m = x.shape[-2:]
     if max(n, m) <= SMALL:
         return False
-    return x.device.type != "cpu" or n * m >= LARGE or as_written(x, n_iters, eps)
-
-
-def as_written(x: torch.Tensor, n_iters: int, eps: float, groups: Sequence[str] = ()) -> bool:
-    """Whether the iterations are computed by their definition, which needs no vectors."""
-    return eps > 0 and not groups and definition.suits(x, n_iters)
+    return x.device.type != "cpu" or (n * m > LARGE and not definition.suits(n_iters, eps))
 
 
 def resolve_large(implementation: str, logits: torch.Tensor, first: str) -> str:
@@ -61,17 +57,14 @@ def resolve_large(implementation: str, logits: torch.Tensor, first: str) -> str:
     return implementation_for(implementation, "logits", logits, beyond if is_beyond else None)
 
 
-def parts(x: torch.Tensor, ranks: Ranks, kept: int = 0) -> Iterator[int | slice]:
-    """The matrices of (B, n, m) that are worked on at a time; they are the same on all ranks.
-
-    By the definition `kept` matrices of each are in memory, and 0 by products.
-    """
-    if ranks.groups:
-        return iter(range(len(x)) if x.device.type == "cpu" else [slice(0, len(x))])
-    if x.device.type == "cpu" and x[0].numel() >= LARGE and not kept:
+def parts(x: torch.Tensor, ranks: Ranks) -> Iterator[int | slice]:
+    """The matrices of (B, n, m) that are worked on at a time; they are the same on all ranks."""
+    is_cpu = x.device.type == "cpu"
+    if is_cpu and (ranks.groups or x[0].numel() > LARGE):
         return iter(range(len(x)))
-    size = CACHE_BYTES if x.device.type == "cpu" else SLICE_BYTES
-    step = max(1, size // (4 * x[0].numel() * max(1, kept)))
+    if ranks.groups:
+        return iter([slice(0, len(x))])
+    step = max(1, (CACHE_BYTES_OF_LONG if is_cpu else SLICE_BYTES) // (4 * x[0].numel()))
     return (slice(k, k + step) for k in range(0, len(x), step))
 
 
@@ -97,12 +90,6 @@ def forward(given: Matrices, n_iters: int, keep: bool, out_dtype: torch.dtype) -
         return results
     settle_exp()
     x, p, potentials, vectors, marginals = sides.forward(given, results)
-    if as_written(x, n_iters, eps, ranks.groups):
-        for t in vectors:
-            t.zero_()
-        for part in parts(x, ranks, 1):
-            p[part] = definition.forward(scaled(x[part], given.temperature, dtype), n_iters, eps)
-        return results
     with float32_products():
         for part in parts(x, ranks):
             z = scaled(x[part], given.temperature, dtype)
@@ -135,20 +122,15 @@ def backward(
         dp, df, dg, given, gradients, of_rows, of_columns
     )
     eps, ranks, dtype = given.eps, given.ranks, computing(x.dtype)
-    temperature, defined = given.temperature, as_written(x, len(us), eps, ranks.groups)
+    temperature = given.temperature
     with float32_products():
-        # as many fewer as keep matrices of 2 T - 1 half-steps in a cache: 64 of 16 x 200 take 28 ms with
-        # T = 20, and 43 with as many as in the forward
-        for part in parts(x, ranks, max(1, len(us) // 4) if defined else 0):
+        for part in parts(x, ranks):
             z = scaled(x[part], temperature, dtype)
             # contiguous, since PyTorch adds up in the order of the layout, which a batch may decide
             d = torch.zeros_like(z) if dy is None else dy[part].to(dtype).contiguous()
             if eps:
                 d, scale = of_order_one(d, ranks) if may_overflow(eps) else (d, None)
-                if defined:
-                    found = definition.backward(z, d, len(us), eps)
-                else:
-                    found = eps_form.backward(z, d, eps, us[:, part], vs[:, part], ranks)
+                found = eps_form.backward(z, d, eps, us[:, part], vs[:, part], ranks)
                 if scale is not None:
                     found.mul_(scale)
             else:
