@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 
 from helion_sinkhorn.ops.sinkhorn import definition
-from helion_sinkhorn.ops.sinkhorn.line_sums import LONG, Sums, laid_out, matrices_of_slice
+from helion_sinkhorn.ops.sinkhorn.line_sums import Sums, contiguous_axis, laid_out, matrices_of_slice
 from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow, rescaling, segment_length
 from helion_sinkhorn.runtime.binade import binade
 from helion_sinkhorn.runtime.pieces import computing
@@ -62,15 +62,13 @@ class _Slice:
             self.z = z.exp_()
             z.div_(self.sums.total(1, z).unsqueeze(1))
             self.a = z + self.eps
-            self.turned = self.sums.turned(self.a)
-            self.q = self.sums.total(0, self.turned, turned=True).add(self.eps)
+            self.q = self.sums.total(0, self.a).add(self.eps)
             self.segment = self.steps
         else:
             # in the order of memory: of 4 matrices of 128 x 128 z.amax(0) takes 230 us, and this 5
             top = z.amax(0) if z.is_contiguous() else z.permute(2, 0, 1).amax(1).t()
             self.z = z.sub_(top)
             self.a = z.exp()
-            self.turned = self.sums.turned(self.a)
             self.q = top.neg().clamp_(max=LARGEST_START).exp_()
             self.segment = segment_length(x.size(0), x.size(1), x.dtype)
 
@@ -78,7 +76,6 @@ class _Slice:
         """Absorb u and v into the logits."""
         self.z.sub_(p.log().unsqueeze(1)).sub_(q.log())
         self.a = self.z.exp()
-        self.turned = self.sums.turned(self.a)
 
     def run(self, history: list | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """The last p (n, 1, C) and q; `history` receives (A, q before, p, p (n, 1, C), q) of each step."""
@@ -87,9 +84,8 @@ class _Slice:
         rows, columns = _room(p, kept), _room(q, kept)
         last = self.steps - max(self.steps - 1, 0) // max(self.segment, 1) * self.segment
         restarts = range(last, self.steps, self.segment or 1)
-        quotient = self.sums.quotient
-        of_rows, add_rows, row_sums = self.sums.over(1)
-        of_columns, add_columns, column_sums = self.sums.over(0, turned=True)
+        quotient, terms = self.sums.quotient, self.sums.terms
+        (add_rows, row_sums), (add_columns, column_sums) = self.sums.over(1), self.sums.over(0)
         wide = p.unsqueeze(1)
         for t in range(self.steps):
             if history is not None or not t:
@@ -99,13 +95,13 @@ class _Slice:
                 self._restart(p, q)
                 q = torch.ones_like(q)
             before = q
-            quotient(self.a, q, out=of_rows)
+            quotient(self.a, q, out=terms)
             for add in add_rows:
                 add()
             p = torch.addcmul(row_sums, p, self.eps, out=p_out) if self.deepseek else p_out.copy_(row_sums)
             if self.rho != 1:
                 p.mul_(self.rho)
-            quotient(self.turned, wide, out=of_columns)
+            quotient(self.a, wide, out=terms)
             for add in add_columns:
                 add()
             if self.deepseek:
@@ -168,14 +164,8 @@ class _Slice:
 
 
 def as_defined(x: torch.Tensor, n_iters: int, eps: float) -> bool:
-    """Whether x (n, m, C) is computed by the definition: rows of several entries are summed one by one."""
-    is_cpu = x.device.type == "cpu"
-    return is_cpu and x.size(0) > 1 and x.size(1) >= LONG and definition.suits(n_iters, eps)
-
-
-def _matrices(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x (n, m, C) as contiguous matrices (C, n, m)."""
-    return x.permute(2, 0, 1).to(dtype).contiguous()
+    """Whether x (n, m, C), with contiguous rows, is computed by the definition."""
+    return contiguous_axis(x) == 1 and definition.suits(n_iters, eps)
 
 
 def _slices(first: str, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -198,10 +188,11 @@ def forward(
     settle_exp()
     eps, dtype = eps if form == "deepseek" else 0.0, computing(x.dtype)
     for part, made in _slices(first, x, out):
+        part = laid_out(part, dtype)
         if as_defined(part, n_iters, eps):
-            definition.forward(_matrices(part, dtype), n_iters, eps, made.permute(2, 0, 1))
+            definition.forward(part.permute(2, 0, 1), n_iters, eps, made.permute(2, 0, 1))
         else:
-            _Slice(laid_out(part, dtype), n_iters, eps).write(made)
+            _Slice(part, n_iters, eps).write(made)
     return out
 
 
@@ -221,14 +212,13 @@ def backward(
     settle_exp()
     eps, dtype = eps if form == "deepseek" else 0.0, computing(x.dtype)
     for part, upstream, made in _slices(first, x, dy, dx):
-        defined = as_defined(part, n_iters, eps)
-        g, scale = _matrices(upstream, dtype).permute(1, 2, 0) if defined else laid_out(upstream, dtype), None
+        part, g, scale = laid_out(part, dtype), laid_out(upstream, dtype), None
         if may_overflow(eps):
             g, scale = of_order_one(g)
-        if defined:
-            of_matrices = definition.backward(_matrices(part, dtype), g.permute(2, 0, 1), n_iters, eps)
+        if as_defined(part, n_iters, eps):
+            of_matrices = definition.backward(*(t.permute(2, 0, 1) for t in (part, g)), n_iters, eps)
             found = of_matrices.permute(1, 2, 0)
         else:
-            found = _Slice(laid_out(part, dtype), n_iters, eps).gradient(g)
+            found = _Slice(part, n_iters, eps).gradient(g)
         made.copy_(found if scale is None else found.mul_(scale))
     return dx
