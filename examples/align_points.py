@@ -14,25 +14,20 @@ from __future__ import annotations
 import argparse
 
 
-def count(text: str) -> int:
-    """An int of at least 1, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no int of at least 1")
-    return int(text)
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python examples/align_points.py", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--n", type=count, default=1000, help="points")
-    parser.add_argument("--steps", type=count, default=40)
-    return parser
+def parsed(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--n", type=int, default=1000, help="points")
+    parser.add_argument("--steps", type=int, default=40)
+    args = parser.parse_args(words)
+    for name, value in vars(args).items():
+        if value < 1:
+            parser.error(f"argument --{name}: {value} is no int of at least 1")
+    return args
 
 
 if __name__ == "__main__":
     # what follows imports torch, which takes seconds
-    make_parser().parse_args()
+    parsed()
 
 import torch
 
@@ -54,7 +49,7 @@ def soft_permutation(scores: torch.Tensor, temperature: float, noise: float, n_i
 
 def main(words: list[str] | None = None) -> float:
     """Share of points that are matched with their own image."""
-    args = make_parser().parse_args(words)
+    args = parsed(words)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     a = torch.randn(args.n, DIMENSIONS, device=device)

@@ -14,24 +14,19 @@ import argparse
 import sys
 
 
-def count(text: str) -> int:
-    """An int of at least 1, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no int of at least 1")
-    return int(text)
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python examples/finetune_lora.py", description=__doc__.splitlines()[0]
-    )
+def parsed(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default in (("steps", 200), ("hidden", 64), ("rank", 8), ("batch", 8)):
-        parser.add_argument(f"--{name}", type=count, default=default)
-    return parser
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args(words)
+    for name, value in vars(args).items():
+        if value < 1:
+            parser.error(f"argument --{name}: {value} is no int of at least 1")
+    return args
 
 
 if __name__ == "__main__":  # before torch is imported, which takes seconds
-    make_parser().parse_args()
+    parsed()
 
 import torch
 
@@ -87,7 +82,7 @@ def make_model(hidden: int) -> torch.nn.Module:
 
 def main(words: list[str] | None = None) -> list[float]:
     """The loss of each step, in nats a token."""
-    args = make_parser().parse_args(words)
+    args = parsed(words)
     try:
         from helion_sinkhorn.integrations.transformers import patch
     except ImportError:

@@ -15,24 +15,18 @@ import sys
 from collections.abc import Callable
 
 
-def count(text: str) -> int:
-    """An int of at least 1, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no int of at least 1")
-    return int(text)
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python examples/jax_dlpack.py", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--batch", type=count, default=1024)
-    return parser
+def parsed(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch", type=int, default=1024)
+    args = parser.parse_args(words)
+    if args.batch < 1:
+        parser.error(f"argument --batch: {args.batch} is no int of at least 1")
+    return args
 
 
 if __name__ == "__main__":
     # what follows imports torch, which takes seconds
-    make_parser().parse_args()
+    parsed()
 
 import torch
 
@@ -76,7 +70,7 @@ def definition(logits: jax.Array, n_iters: int = 20, eps: float = 1e-6) -> jax.A
 
 def main(words: list[str] | None = None) -> tuple[float, float]:
     """Largest difference of P, and of the gradient, between this package and the definition in JAX."""
-    args = make_parser().parse_args(words)
+    args = parsed(words)
     if jax is None:
         sys.exit("needs jax: pip install jax")
     sinkhorn_jax = sinkhorn_of_jax()

@@ -18,26 +18,21 @@ from typing import Any
 MODELS = "deepseek-v4", "glm-5.3"
 
 
-def count(text: str) -> int:
-    """An int of at least 1, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no int of at least 1")
-    return int(text)
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python examples/patch_transformers.py", description=__doc__.splitlines()[0]
-    )
+def parsed(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=MODELS, default=MODELS[0])
-    parser.add_argument("--hidden", type=count, default=128)
-    parser.add_argument("--length", type=count, default=32)
-    return parser
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--length", type=int, default=32)
+    args = parser.parse_args(words)
+    for name, value in vars(args).items():
+        if isinstance(value, int) and value < 1:
+            parser.error(f"argument --{name}: {value} is no int of at least 1")
+    return args
 
 
 if __name__ == "__main__":
     # what follows imports torch, which takes seconds
-    make_parser().parse_args()
+    parsed()
 
 import torch
 
@@ -91,7 +86,7 @@ def loss_and_gradients(model: torch.nn.Module, tokens: torch.Tensor) -> tuple[fl
 
 def main(words: list[str] | None = None) -> float:
     """Largest difference of a gradient before and after, over the largest entry of that gradient."""
-    args = make_parser().parse_args(words)
+    args = parsed(words)
     try:
         from helion_sinkhorn.integrations.transformers import patch, unpatch
     except ImportError:

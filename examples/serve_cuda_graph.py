@@ -13,27 +13,22 @@ import time
 from collections.abc import Callable
 
 
-def count(text: str) -> int:
-    """An int of at least 1, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no int of at least 1")
-    return int(text)
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python examples/serve_cuda_graph.py", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--tokens", type=count, default=64, help="of a step")
-    parser.add_argument("--hidden", type=count, default=1024)
-    parser.add_argument("--layers", type=count, default=4)
-    parser.add_argument("--calls", type=count, default=20, help="timed")
-    return parser
+def parsed(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=64, help="of a step")
+    parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--calls", type=int, default=20, help="timed")
+    args = parser.parse_args(words)
+    for name, value in vars(args).items():
+        if value < 1:
+            parser.error(f"argument --{name}: {value} is no int of at least 1")
+    return args
 
 
 if __name__ == "__main__":
     # what follows imports torch, which takes seconds
-    make_parser().parse_args()
+    parsed()
 
 import torch
 
@@ -96,7 +91,7 @@ def milliseconds(function: Callable[[torch.Tensor], torch.Tensor], h: torch.Tens
 @torch.no_grad()
 def main(words: list[str] | None = None) -> float | None:
     """The largest difference of a graph's results from the model's; None without a graph."""
-    args = make_parser().parse_args(words)
+    args = parsed(words)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     model = Layers(args.hidden, args.layers).to(device, torch.bfloat16)

@@ -16,26 +16,21 @@ import time
 from typing import NamedTuple
 
 
-def count(text: str) -> int:
-    """An int of at least 1, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no int of at least 1")
-    return int(text)
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python examples/serve_transformers.py", description=__doc__.splitlines()[0]
-    )
+def parsed(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     for name, default in (("hidden", 128), ("layers", 4), ("batch", 4), ("prompt", 128), ("steps", 24)):
-        parser.add_argument(f"--{name}", type=count, default=default)
-    return parser
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args(words)
+    for name, value in vars(args).items():
+        if isinstance(value, int) and value < 1:
+            parser.error(f"argument --{name}: {value} is no int of at least 1")
+    return args
 
 
 if __name__ == "__main__":
     # what follows imports torch, which takes seconds
-    make_parser().parse_args()
+    parsed()
 
 import torch
 
@@ -91,7 +86,7 @@ def seconds(x: torch.Tensor) -> float:
 
 def main(words: list[str] | None = None) -> tuple[float, float]:
     """Largest difference of a logit over the largest logit, and the part of the tokens that are the same."""
-    args = make_parser().parse_args(words)
+    args = parsed(words)
     try:
         from helion_sinkhorn.integrations.transformers import patch
     except ImportError:

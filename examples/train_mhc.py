@@ -13,31 +13,30 @@ from __future__ import annotations
 
 import argparse
 
-
-def count(text: str) -> int:
-    """An int of at least 1, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no int of at least 1")
-    return int(text)
+STREAMS, HEADS, SYMBOLS, HALF = 4, 4, 16, 8
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python examples/train_mhc.py", description=__doc__.splitlines()[0])
+def parsed(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default in (("steps", 200), ("hidden", 64), ("blocks", 1), ("batch", 32)):
-        parser.add_argument(f"--{name}", type=count, default=default)
-    return parser
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args(words)
+    for name, value in vars(args).items():
+        if value < 1:
+            parser.error(f"argument --{name}: {value} is no int of at least 1")
+    if args.hidden % HEADS:
+        parser.error(f"--hidden is a multiple of the {HEADS} heads")
+    return args
 
 
 if __name__ == "__main__":  # before torch is imported, which takes seconds
-    make_parser().parse_args()
+    parsed()
 
 import torch
 from torch.nn import functional
 
 from helion_sinkhorn import hc_expand, hc_post, nn
 from helion_sinkhorn.optim import SinkhornBalanced
-
-STREAMS, HEADS, SYMBOLS, HALF = 4, 4, 16, 8
 
 
 class Attention(torch.nn.Module):
@@ -88,10 +87,7 @@ def draw(batch: int, device: str) -> torch.Tensor:
 
 def main(words: list[str] | None = None) -> list[float]:
     """Losses of the repeated half, a number a step, in nats a token."""
-    parser = make_parser()
-    args = parser.parse_args(words)
-    if args.hidden % HEADS:
-        parser.error(f"--hidden is a multiple of the {HEADS} heads")
+    args = parsed(words)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         # with more threads such small tensors take longer: 72 s instead of 14 on two cores
