@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from helion_sinkhorn.lab.draws import SHORT
+from helion_sinkhorn.lab.draws import SHORT, Draws, draws
 
 BENCH = 1 << 13
 """Tokens of a call that benchmarks time."""
@@ -51,6 +51,16 @@ class Row(Sized):
             return cls(f"{prefix}_{name}", batch, frozenset(tags.split()), source, **fields)
 
         return row
+
+    def draw(self, g: Draws) -> tuple[torch.Tensor | None, ...]:
+        """The inputs of the call, in their dtypes."""
+        raise NotImplementedError
+
+    def make_inputs(
+        self, seed: int = 0, device: torch.device | str = "cpu", there: bool = False
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The tensors of `draw`, bit for bit the same everywhere, or drawn `there`, on the device."""
+        return tuple(t if t is None else t.to(device) for t in self.draw(draws(seed, device, there)))
 
 
 def tuned(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from helion_sinkhorn.lab.draws import SHORT, Draws, draws, normal, uniform
+from helion_sinkhorn.lab.draws import SHORT, Draws, normal, uniform
 from helion_sinkhorn.lab.row import Row
 from helion_sinkhorn.ops.balance.options import BalanceOptions
 from helion_sinkhorn.ops.balance.passes import Average
@@ -35,19 +35,14 @@ class BalanceWorkload(Row):
         """Keywords of `sinkhorn_balance`."""
         return self.settings._asdict()
 
-    def make_inputs(
-        self, seed: int = 0, device: torch.device | str = "cpu", there: bool = False
-    ) -> tuple[torch.Tensor, ...]:
-        """(update (batch, m, n),), bit for bit the same everywhere, or drawn `there`, on the device.
-
-        Of a step (the gradient, its average if there is momentum, the weight).
-        """
-        g, sizes = draws(seed, device, there), (self.batch, self.tokens, self.n)
+    def draw(self, g: Draws) -> tuple[torch.Tensor, ...]:
+        """(update (batch, m, n),), of a step (the gradient, its average if there is momentum, the weight)."""
+        sizes = self.batch, self.tokens, self.n
         drawn = [VALUES[self.values](g, *sizes)]
         if self.average is not None:
             drawn += [VALUES[self.values](g, *sizes)] * (self.average.momentum > 0)
             drawn.append(normal(g, *sizes))
-        return tuple(t.to(self.dtype).to(device) for t in drawn)
+        return tuple(t.to(self.dtype) for t in drawn)
 
 
 def _normal(g: Draws, b: int, m: int, n: int) -> torch.Tensor:

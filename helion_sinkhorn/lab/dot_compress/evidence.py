@@ -34,7 +34,7 @@ def kernel_calls(workload: DotWorkload) -> Iterator[tuple[str, Any]]:
 
 def of_call(kernel: str, call: DotCall, batch: int) -> DotWorkload:
     sizes, dtype = (call.m, call.d, call.k), getattr(torch, call.dtype)
-    return DotWorkload("tried", batch, *sizes, frozenset(), "a trial", dtype, precise=call.parts == 2)
+    return DotWorkload("tried", batch, frozenset(), "a trial", *sizes, dtype, precise=call.parts == 2)
 
 
 def inputs(workload: DotWorkload, steps: int, **drawn: Any) -> Tensors:

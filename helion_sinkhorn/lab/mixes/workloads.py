@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from helion_sinkhorn.lab.draws import SHORT, draws, normal
+from helion_sinkhorn.lab.draws import SHORT, Draws, normal
 from helion_sinkhorn.lab.row import Row
 
 ROW_DEVIATION = 0.02
@@ -53,23 +53,18 @@ class MixesWorkload(Row):
             "norm_eps": self.norm_eps, "precision": self.precision, "eps_outside": self.eps_outside,
         }  # fmt: skip
 
-    def make_inputs(
-        self, seed: int = 0, device: torch.device | str = "cpu", there: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """(x, fn, norm weight or None, dmixes), bit for bit the same everywhere, or drawn `there`,
-        on the device.
+    def draw(self, g: Draws) -> tuple[torch.Tensor | None, ...]:
+        """(x, fn, norm weight or None, dmixes).
 
         x (batch, tokens, n, c) of `dtype`, of one stream (batch, tokens, c); fn (m, n c), the weight (n c,)
         and the upstream gradient (batch, tokens, m) in float32.
         """
-        g = draws(seed, device, there)
         x = self.spread * normal(g, self.batch, self.tokens, self.n, self.c)
         VALUES[self.values](x.flatten(-2))
         fn = ROW_DEVIATION * normal(g, self.m, self.columns)
         weight = 1.0 + 0.25 * normal(g, self.columns) if self.norm_weight else None
         dmixes = normal(g, self.batch, self.tokens, self.m)
-        x = (x.flatten(-2) if self.n == 1 else x).to(device, self.dtype)
-        return x, fn.to(device), None if weight is None else weight.to(device), dmixes.to(device)
+        return (x.flatten(-2) if self.n == 1 else x).to(self.dtype), fn, weight, dmixes
 
 
 def _normal(x: torch.Tensor) -> None:

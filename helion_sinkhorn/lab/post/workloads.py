@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from helion_sinkhorn.lab.draws import Draws, draws, magnitudes, normal, uniform
+from helion_sinkhorn.lab.draws import Draws, magnitudes, normal, uniform
 from helion_sinkhorn.lab.row import Row, tuned
 
 
@@ -35,24 +35,20 @@ class HcPostWorkload(Row):
         """Keywords of `hc_post`."""
         return {"comb_order": self.comb_order}
 
-    def make_inputs(
-        self, seed: int = 0, device: torch.device | str = "cpu", there: bool = False
-    ) -> tuple[torch.Tensor | None, ...]:
-        """(f, x, post, comb, bias or None, upstream gradient), bit for bit the same everywhere, or drawn
-        `there`, on the device.
+    def draw(self, g: Draws) -> tuple[torch.Tensor | None, ...]:
+        """(f, x, post, comb, bias or None, upstream gradient).
 
         f (batch, tokens, C) of `f_dtype`, x (batch, tokens, n, C) of `dtype`, post (batch, tokens, n) and
         comb (batch, tokens, n, n), by `comb_order`, of `coefficients`, bias (C,) in float32; the upstream
         gradient like x.
         """
-        g, tokens, n, c = draws(seed, device, there), (self.batch, self.tokens), self.n, self.c
+        tokens, n, c = (self.batch, self.tokens), self.n, self.c
         draw, weights = VALUES[self.values]
         f, x = draw(g, *tokens, c).to(self.f_dtype or self.dtype), draw(g, *tokens, n, c).to(self.dtype)
         post, comb = weights(g, tokens, n)
         comb = (comb if self.comb_order == "io" else comb.mT.contiguous()).to(self.coefficients)
         bias = normal(g, c) if self.has_bias else None
-        made = f, x, post.to(self.coefficients), comb, bias, normal(g, *tokens, n, c).to(self.dtype)
-        return tuple(t if t is None else t.to(device) for t in made)
+        return f, x, post.to(self.coefficients), comb, bias, normal(g, *tokens, n, c).to(self.dtype)
 
 
 Weights = tuple[torch.Tensor, torch.Tensor]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from helion_sinkhorn.lab.draws import Draws, draws, magnitudes, normal, uniform
+from helion_sinkhorn.lab.draws import Draws, magnitudes, normal, uniform
 from helion_sinkhorn.lab.row import BENCH, Row, tuned
 
 
@@ -35,20 +35,17 @@ class HcPreWorkload(Row):
         """Keywords of `hc_pre`, but for the norm's weight itself."""
         return {"y_norm_eps": self.norm_eps} if self.y_norm else {}
 
-    def make_inputs(
-        self, seed: int = 0, device: torch.device | str = "cpu", there: bool = False
-    ) -> tuple[torch.Tensor, ...]:
-        """(x, pre, dy), bit for bit the same everywhere, or drawn `there`, on the device.
+    def draw(self, g: Draws) -> tuple[torch.Tensor, ...]:
+        """(x, pre, dy).
 
         x (batch, tokens, n, C) of `dtype`, pre (batch, tokens, n) of `coefficients`; the upstream gradient dy
         (batch, tokens, C) of `dtype`; with a norm its weight (C,) in float32 comes last.
         """
-        g, tokens = draws(seed, device, there), (self.batch, self.tokens)
+        tokens = self.batch, self.tokens
         x, pre = VALUES[self.values](g, tokens, self.n, self.c)
         dy = normal(g, *tokens, self.c)
-        made = [x.to(self.dtype), pre.to(self.coefficients), dy.to(self.dtype)]
-        made += [1.0 + 0.25 * normal(g, self.c)] if self.y_norm else []
-        return tuple(t.to(device) for t in made)
+        made = x.to(self.dtype), pre.to(self.coefficients), dy.to(self.dtype)
+        return (*made, 1.0 + 0.25 * normal(g, self.c)) if self.y_norm else made
 
 
 Tokens = tuple[int, int]

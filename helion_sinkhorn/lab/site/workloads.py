@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from helion_sinkhorn.lab.draws import draws, normal, uniform, unused_zero
+from helion_sinkhorn.lab.draws import Draws, normal, uniform, unused_zero
 from helion_sinkhorn.lab.mixes.workloads import VALUES, MixesWorkload
 from helion_sinkhorn.lab.row import BENCH, Row
 from helion_sinkhorn.lab.split.workloads import PARAMETERS, HcWorkload
@@ -92,16 +92,14 @@ class HcSiteWorkload(Row):
             self.comb_order,
         )  # fmt: skip
 
-    def make_inputs(
-        self, seed: int = 0, device: torch.device | str = "cpu"
-    ) -> tuple[torch.Tensor | None, ...]:
-        """(x, fn, norm weight or None, scale, base, dresidual, dy, dpost, dcomb), the same bits everywhere.
+    def draw(self, g: Draws) -> tuple[torch.Tensor | None, ...]:
+        """(x, fn, norm weight or None, scale, base, dresidual, dy, dpost, dcomb).
 
         x (batch, tokens, n, C) of `dtype`, fn (n^2 + 2n, n C), the weight (n C,), scale (3,) and base in
         float32; the upstream gradients (batch, tokens, n, C) and (batch, tokens, C) of `dtype`, (batch,
         tokens, n) and (batch, tokens, n, n) in float32.
         """
-        g, tokens, n, size = draws(seed, device), (self.batch, self.tokens), self.n, self.n * self.c
+        tokens, n, size = (self.batch, self.tokens), self.n, self.n * self.c
         x = normal(g, *tokens, n, self.c)
         VALUES[self.values](x.flatten(-2))
         fn = self.spread * size**-0.5 * normal(g, self.m, size)
@@ -111,8 +109,7 @@ class HcSiteWorkload(Row):
         dpost, dcomb = normal(g, *tokens, n), normal(g, *tokens, n, n)
         upstream = {"dresidual": dresidual.to(self.dtype), "dy": dy.to(self.dtype), "dpost": dpost}
         upstream = unused_zero(upstream | {"dcomb": dcomb}, self.unused)
-        made = x.to(self.dtype), fn, weight, scale, base, *upstream.values()
-        return tuple(None if t is None else t.to(device) for t in made)
+        return x.to(self.dtype), fn, weight, scale, base, *upstream.values()
 
     def make_update(self, x: torch.Tensor, seed: int = 1) -> tuple[torch.Tensor, ...]:
         """(x, f, post, comb, pre_next, dpre) for `hc_boundary`: x, cut to 8 bits, f and coefficients so short

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.lab.draws import SHORT, Draws, draws, normal, unused_zero
+from helion_sinkhorn.lab.draws import SHORT, Draws, normal, unused_zero
 from helion_sinkhorn.lab.row import Row
 from helion_sinkhorn.ops.mhc.split.options import SplitOptions
 from helion_sinkhorn.ops.mhc.split.partials import Reduce
@@ -83,17 +83,14 @@ class HcWorkload(Row):
         first = mixes.movedim(-3, 0)
         return first[..., :-1], first[..., -1]
 
-    def make_inputs(
-        self, seed: int = 0, device: torch.device | str = "cpu", there: bool = False
-    ) -> tuple[torch.Tensor, ...]:
-        """(mixes, scale, base, dpre, dpost, dcomb), bit for bit the same everywhere, or drawn `there`, on
-        the device.
+    def draw(self, g: Draws) -> tuple[torch.Tensor, ...]:
+        """(mixes, scale, base, dpre, dpost, dcomb).
 
         mixes (batch, tokens, n^2 + 2n) of `dtype`, scale (3,), base (n^2 + 2n,); the upstream gradients in
         float32 for results (batch, tokens, n), (batch, tokens, n) and (batch, tokens, n, n).  Partial sums
         are mixes (batch, splits, tokens, n^2 + 2n + 1) with the squares in the last column.
         """
-        g, tokens, n = draws(seed, device, there), (self.batch, self.tokens), self.n
+        tokens, n = (self.batch, self.tokens), self.n
         if self.splits:
             mixes = self._partials(g)
         else:
@@ -101,8 +98,7 @@ class HcWorkload(Row):
         scale, base = PARAMETERS[self.parameters](n, g)
         upstream = {"dpre": normal(g, *tokens, n), "dpost": normal(g, *tokens, n)}
         upstream["dcomb"] = normal(g, *tokens, n, n)
-        made = mixes, scale, base, *unused_zero(upstream, self.unused).values()
-        return tuple(t.to(device) for t in made)
+        return mixes, scale, base, *unused_zero(upstream, self.unused).values()
 
     def _partials(self, g: Draws) -> torch.Tensor:
         """Partial sums that make mixes of this spread, and squares whose mean varies from token to token."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from helion_sinkhorn.lab.draws import Draws, draws, normal, uniform
+from helion_sinkhorn.lab.draws import Draws, normal, uniform
 from helion_sinkhorn.lab.row import Row
 
 
@@ -32,12 +32,9 @@ class QuantizeWorkload(Row):
         """Keywords of `quantize`."""
         return {"group": self.group, "scales": self.scales, "layout": self.layout, "floor": self.floor}
 
-    def make_inputs(
-        self, seed: int = 0, device: torch.device | str = "cpu", there: bool = False
-    ) -> tuple[torch.Tensor, ...]:
-        """(u (batch, tokens, C),), bit for bit the same everywhere, or drawn `there`, on the device."""
-        drawn = VALUES[self.values](draws(seed, device, there), self.batch, self.tokens, self.c)
-        return (drawn.to(self.dtype).to(device),)
+    def draw(self, g: Draws) -> tuple[torch.Tensor, ...]:
+        """(u (batch, tokens, C),)."""
+        return (VALUES[self.values](g, self.batch, self.tokens, self.c).to(self.dtype),)
 
 
 def _peaked(g: Draws, *sizes: int) -> torch.Tensor:
