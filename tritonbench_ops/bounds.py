@@ -10,6 +10,9 @@ import torch
 from helion_sinkhorn.lab.rounding import SIGMAS
 
 Results = Mapping[str, torch.Tensor]
+Tensors = Sequence[torch.Tensor]
+PIECE_ENTRIES = 1 << 24
+"""Entries of the widest tensor of an operator of tokens that are computed in float64 at a time."""
 
 
 def pieces(rows: int, entries: int, of_a_row: int) -> Iterator[slice]:
@@ -33,7 +36,7 @@ def largest_part(wrong: torch.Tensor, allowed: torch.Tensor) -> float:
 
 
 def largest_of_tokens(
-    given: Sequence[torch.Tensor],
+    given: Tensors,
     results: Mapping[str, torch.Tensor | None],
     exact: Callable[..., Mapping[str, torch.Tensor]],
     error_budget: Callable[..., Mapping[str, torch.Tensor]],

@@ -382,11 +382,12 @@ class JudgedByLeaves(Judged):
     """An operator whose input is its tensors, None for those left out, and last the upstream gradients."""
 
     parts: ModuleType
-    """Its module `cases`.  `inputs` of a case are LEAVES leaves, and the upstream gradients; UNJUDGED are
-    backends that need not keep the budget.  `share_of_budget` takes these inputs, what forward returned and
-    the gradients, None for what the mode does not compute; it tests each entry against a budget of its own,
-    on the device of the tensors.
+    """Its module `cases`.  `inputs` of a case are LEAVES leaves, and the upstream gradients.
+    `share_of_budget` takes these inputs, what forward returned and the gradients, None for what the mode does
+    not compute; it tests each entry against a budget of its own, on the device of the tensors.
     """
+    UNJUDGED: ClassVar[tuple[str, ...]] = (BASELINE, INDUCTOR)
+    """Backends that need not keep the budget: PyTorch rounds terms of gradients, its products may be TF32."""
     DEFAULT_PRECISION = "bf16"
     with_options: ClassVar[bool] = False
     """Whether backends take the options of a workload."""
@@ -414,9 +415,13 @@ class JudgedByLeaves(Judged):
     def get_x_val(self, inputs):
         return self.parts.x_value(self.case_of(inputs))
 
-    def share_of(self, name, *results):
+    def given(self):
+        """The leaves and the upstream gradients, as `inputs` of a case has them."""
         *leaves, upstream = self.example_inputs
-        return self.parts.share_of_budget(self.case, (*leaves, *upstream), *results)
+        return *leaves, *upstream
+
+    def share_of(self, name, *results):
+        return self.parts.share_of_budget(self.case, self.given(), *results)
 
     def operations(self, inputs):
         return self.parts.operations(self.case_of(inputs))
@@ -426,7 +431,7 @@ class JudgedByLeaves(Judged):
 
     def required(self):
         must = self.named or [name for name in self.parts.BACKENDS if name not in (self._skip or [])]
-        return must, set(must) - set(self.parts.UNJUDGED)
+        return must, set(must).difference(self.UNJUDGED)
 
     def built(self, name, backend, *inputs):
         options = self.case_of(inputs).options if self.with_options else {}

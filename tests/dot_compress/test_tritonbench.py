@@ -51,7 +51,7 @@ def test_a_stale_column_of_an_intermediate_is_wrong(stale, wrong, dtype):
     shares = {n: parts.largest_share(t, exact[n].value, exact[n].budget) for n, t in found.items()}
     assert {name for name, share in shares.items() if share > 1} == wrong
     gradients = [found[name] for name in ("dx", "dy", "dz")]
-    share = parts.share_of_budget((x, y, z), grad, found["out"], gradients)
+    share = parts.share_of_budget(None, (x, y, z, grad), found["out"], gradients)
     assert share == max(shares.values())
 
 

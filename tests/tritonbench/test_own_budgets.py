@@ -96,7 +96,7 @@ def dot_compress(dtype: torch.dtype, device: str = "cpu") -> Call:
     x[0] *= 16
 
     def share(out, gradients):
-        return parts.share_of_budget((x, y, z), grad, out[0] if out else None, gradients)
+        return parts.share_of_budget(case, (x, y, z, grad), out[0] if out else None, gradients)
 
     return called(parts.BACKENDS["helion_dot_compress"](), (x, y, z), [grad], share, row=2)
 

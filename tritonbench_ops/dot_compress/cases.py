@@ -14,13 +14,12 @@ from helion_sinkhorn import dot_compress, reference
 from helion_sinkhorn.lab.dot_compress import budget as testing_dot_compress
 from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
 from tritonbench_ops import flags
-from tritonbench_ops.bounds import largest_share
-from tritonbench_ops.inductor import BASELINE, INDUCTOR, Backends, compiled, of_pytorch
+from tritonbench_ops.bounds import PIECE_ENTRIES, Tensors, largest_share, pieces
+from tritonbench_ops.inductor import Backends, compiled, of_pytorch
 from tritonbench_ops.measure import of_mode
 
 REPORTED = 0.2, 0.01
 """atol and rtol of pytorch/helion#1661: a view, and no test, of the accuracy (docs/dev/dot_compress.md)."""
-Tensors = tuple[torch.Tensor, ...]
 
 parse = flags.parser("dot_compress").parse_args
 LEAVES = 3
@@ -60,10 +59,6 @@ BACKENDS: Backends = {
     "helion_dot_compress": lambda: dot_compress,
     "helion_dot_compress_precise": lambda: functools.partial(dot_compress, precise_intermediate=True),
 }
-UNJUDGED = (BASELINE, INDUCTOR, "torch_compile_max_autotune")
-"""Those that need not keep the budget: they round each term of a gradient."""
-PIECE_ENTRIES = 1 << 24
-"""Entries of x computed in float64 at a time."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +77,13 @@ def named(out: torch.Tensor | None, gradients: Tensors | None) -> dict[str, torc
     return {name: t.detach() for name, t in found.items() if t is not None}
 
 
-def figures(
-    inputs: Tensors, grad: torch.Tensor, out: torch.Tensor | None, gradients: Tensors | None
-) -> dict[str, Figures]:
+def figures(given: Tensors, out: torch.Tensor | None, gradients: Tensors | None) -> dict[str, Figures]:
     """Figures of each result, every entry against its own budget, computed where the tensors are."""
-    x, given, found = inputs[0], named(out, gradients), {}
-    for piece in torch.arange(len(x)).split(max(1, PIECE_ENTRIES // x[0].numel())):
-        at = slice(int(piece[0]), int(piece[-1]) + 1)
-        tensors = (None if t is None else t[at] for t in inputs)
-        exact = testing_dot_compress.exact(*tensors, grad[at], device=x.device)
-        for name, t in given.items():
+    x, results, found = given[0], named(out, gradients), {}
+    for at in pieces(len(x), PIECE_ENTRIES, x[0].numel()):
+        tensors = (None if t is None else t[at] for t in given)
+        exact = testing_dot_compress.exact(*tensors, device=x.device)
+        for name, t in results.items():
             share = largest_share(t[at], exact[name].value, exact[name].budget)
             error = largest(t[at].double() - exact[name].value)
             before = found.get(name, Figures(0.0, 0.0))
@@ -100,10 +92,10 @@ def figures(
 
 
 def share_of_budget(
-    inputs: Tensors, grad: torch.Tensor, out: torch.Tensor | None, gradients: Tensors | None
+    case: DotWorkload, given: Tensors, out: torch.Tensor | None, gradients: Tensors | None
 ) -> float:
     """The largest error of out, dx, dy and dz."""
-    return max(found.share for found in figures(inputs, grad, out, gradients).values())
+    return max(found.share for found in figures(given, out, gradients).values())
 
 
 def differences(

@@ -12,23 +12,17 @@ class Operator(JudgedByLeaves):
     """Dot compress; an input is (x, y, z or None, (upstream gradient,))."""
 
     parts = parts
+    UNJUDGED = (*JudgedByLeaves.UNJUDGED, "torch_compile_max_autotune")
     DEFAULT_METRICS = [  # noqa: RUF012
         *METRICS, "max_abs_err", "shares", "inductor_mismatches", "inductor_max_diff",
     ]  # fmt: skip
-
-    def share_of(self, name, *results):
-        return max(found.share for found in parts.figures(*self.given(), *results).values())
-
-    def given(self):
-        *inputs, (grad,) = self.example_inputs
-        return inputs, grad
 
     def figures(self, fn):
         """How each result compares with float64, and with Inductor's where that runs."""
 
         def judge():
             results = self.results(fn)
-            found, theirs = parts.figures(*self.given(), *results), self.results_of_inductor()
+            found, theirs = parts.figures(self.given(), *results), self.results_of_inductor()
             self.is_right(fn, max(of.share for of in found.values()))
             return found, {} if theirs is None else parts.differences(results, theirs)
 

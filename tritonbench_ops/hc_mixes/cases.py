@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import torch
 
@@ -11,28 +10,20 @@ from helion_sinkhorn import hc_mixes, reference
 from helion_sinkhorn.lab.mixes.budget import RESULTS, evaluated, sum_with_x, variance_of_norm
 from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
 from tritonbench_ops import flags
-from tritonbench_ops.bounds import Sums, largest_share, pieces
-from tritonbench_ops.inductor import BASELINE, INDUCTOR, Backends, of_pytorch
+from tritonbench_ops.bounds import PIECE_ENTRIES, Sums, Tensors, largest_share, pieces
+from tritonbench_ops.inductor import Backends, of_pytorch
 from tritonbench_ops.measure import of_mode
-
-Tensors = Sequence[torch.Tensor]
-PIECE_ENTRIES = 1 << 24
-"""Entries of x computed in float64 at a time."""
 
 parse = flags.parser("hc_mixes").parse_args
 cases = functools.partial(flags.bench, "hc_mixes", MixesWorkload)
 LEAVES = 2
+x_value = "{0.batch}x{0.n}x{0.c} M={0.m}".format
 
 
 def inputs(case: MixesWorkload, device: torch.device | str) -> tuple[torch.Tensor, ...]:
     """(x (T, n C), fn, dmixes (T, M))."""
     x, fn, _, dmixes = case.make_inputs(device=device)
     return x.view(case.batch, case.columns), fn, dmixes.flatten(0, 1)
-
-
-def x_value(case: MixesWorkload) -> str:
-    """An input as tables show it."""
-    return f"{case.batch}x{case.n}x{case.c} M={case.m}"
 
 
 def bytes_moved(case: MixesWorkload, mode: str) -> int:
@@ -61,8 +52,6 @@ BACKENDS: Backends = {
     "helion_hc_mixes": lambda: hc_mixes,
     "helion_hc_mixes_tf32": lambda: in_tf32,
 }
-UNJUDGED = (BASELINE, INDUCTOR)
-"""Those that need not keep the budget: PyTorch's products may be TF32."""
 TF32 = ("helion_hc_mixes_tf32",)
 """Those that are held to the budget of TF32."""
 

@@ -18,9 +18,8 @@ class Operator(JudgedByLeaves):
         return name in parts.TF32
 
     def share_of(self, name, *results):
-        *leaves, upstream = self.example_inputs
         case = dataclasses.replace(self.case, precision="tf32") if self.held_to(name) else self.case
-        return parts.share_of_budget(case, (*leaves, *upstream), *results)
+        return parts.share_of_budget(case, self.given(), *results)
 
 
 complete(Operator, "hc_mixes", "TxnxC M", parts.BACKENDS)

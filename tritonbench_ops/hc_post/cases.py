@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 
 import torch
 
@@ -12,28 +11,20 @@ from helion_sinkhorn import hc_post, reference
 from helion_sinkhorn.lab.post.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.post.workloads import HcPostWorkload
 from tritonbench_ops import flags
-from tritonbench_ops.bounds import largest_of_tokens
-from tritonbench_ops.inductor import BASELINE, INDUCTOR, Backends, of_pytorch
+from tritonbench_ops.bounds import PIECE_ENTRIES, Tensors, largest_of_tokens
+from tritonbench_ops.inductor import Backends, of_pytorch
 from tritonbench_ops.measure import of_mode
-
-Tensors = Sequence[torch.Tensor]
-PIECE_ENTRIES = 1 << 24
-"""Entries of x computed in float64 at a time."""
 
 parse = flags.parser("hc_post").parse_args
 cases = functools.partial(flags.bench, "hc_post", HcPostWorkload)
 LEAVES = 4
+x_value = "{0.batch}x{0.n}x{0.c}".format
 
 
 def inputs(case: HcPostWorkload, device: torch.device | str) -> tuple[torch.Tensor, ...]:
     """(f (T, C), x (T, n, C), post (T, n), comb (T, n, n), upstream gradient like x); no bias."""
     f, x, post, comb, _, grad = dataclasses.replace(case, has_bias=False).make_inputs(device=device)
     return tuple(t.flatten(0, 1) for t in (f, x, post, comb, grad))
-
-
-def x_value(case: HcPostWorkload) -> str:
-    """An input as tables show it."""
-    return f"{case.batch}x{case.n}x{case.c}"
 
 
 def bytes_moved(case: HcPostWorkload, mode: str) -> int:
@@ -55,8 +46,6 @@ def in_float32(f, x, post, comb) -> torch.Tensor:
 
 
 BACKENDS: Backends = {**of_pytorch(in_float32), "helion_hc_post": lambda: hc_post}
-UNJUDGED = (BASELINE, INDUCTOR)
-"""Those that need not keep the budget."""
 
 
 def share_of_budget(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import torch
 
@@ -11,27 +10,19 @@ from helion_sinkhorn import hc_pre, reference
 from helion_sinkhorn.lab.pre.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
 from tritonbench_ops import flags
-from tritonbench_ops.bounds import largest_of_tokens
-from tritonbench_ops.inductor import BASELINE, INDUCTOR, Backends, of_pytorch
+from tritonbench_ops.bounds import PIECE_ENTRIES, Tensors, largest_of_tokens
+from tritonbench_ops.inductor import Backends, of_pytorch
 from tritonbench_ops.measure import of_mode
-
-Tensors = Sequence[torch.Tensor]
-PIECE_ENTRIES = 1 << 24
-"""Entries of x computed in float64 at a time."""
 
 parse = flags.parser("hc_pre").parse_args
 cases = functools.partial(flags.bench, "hc_pre", HcPreWorkload)
 LEAVES = 2
+x_value = "{0.batch}x{0.n}x{0.c}".format
 
 
 def inputs(case: HcPreWorkload, device: torch.device | str) -> tuple[torch.Tensor, ...]:
     """(x (T, n, C), pre (T, n), dy (T, C))."""
     return tuple(t.flatten(0, 1) for t in case.make_inputs(device=device))
-
-
-def x_value(case: HcPreWorkload) -> str:
-    """An input as tables show it."""
-    return f"{case.batch}x{case.n}x{case.c}"
 
 
 def bytes_moved(case: HcPreWorkload, mode: str) -> int:
@@ -52,8 +43,6 @@ def in_float32(x: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
 
 
 BACKENDS: Backends = {**of_pytorch(in_float32), "helion_hc_pre": lambda: hc_pre}
-UNJUDGED = (BASELINE, INDUCTOR)
-"""Those that need not keep the budget."""
 
 
 def share_of_budget(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -13,31 +12,24 @@ from helion_sinkhorn.lab.site.budget import RESULTS, Site, evaluated, site_of
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.lab.split import budget as of_split
 from tritonbench_ops import flags
-from tritonbench_ops.bounds import Sums, largest_share, pieces
+from tritonbench_ops.bounds import PIECE_ENTRIES, Sums, Tensors, largest_share, pieces
 from tritonbench_ops.hc_mixes.cases import variance_of_dfn
 from tritonbench_ops.hc_split_sinkhorn.cases import by_part, variance_of_sum
-from tritonbench_ops.inductor import BASELINE, INDUCTOR, Backends, of_pytorch
+from tritonbench_ops.inductor import Backends, of_pytorch
 from tritonbench_ops.measure import of_mode
 
-Tensors = Sequence[torch.Tensor]
 OF_TOKENS, SUMS = RESULTS[:4], RESULTS[4:]
-PIECE_ENTRIES = 1 << 24
-"""Entries of x computed in float64 at a time."""
 
 parse = flags.parser("hc_site").parse_args
 cases = partial(flags.bench, "hc_site", HcSiteWorkload)
 LEAVES = 4
+x_value = "{0.batch}x{0.n}x{0.c}".format
 
 
 def inputs(case: HcSiteWorkload, device: torch.device | str) -> tuple[torch.Tensor, ...]:
     """(x (T, n, C), fn, scale, base, dy, dpost, dcomb, dresidual), upstream as results are in order."""
     x, fn, _, scale, base, dresidual, *upstream = case.make_inputs(device=device)
     return x.flatten(0, 1), fn, scale, base, *(t.flatten(0, 1) for t in (*upstream, dresidual))
-
-
-def x_value(case: HcSiteWorkload) -> str:
-    """An input as tables show it."""
-    return f"{case.batch}x{case.n}x{case.c}"
 
 
 def bytes_moved(case: HcSiteWorkload, mode: str) -> int:
@@ -75,8 +67,6 @@ BACKENDS: Backends = {
     "helion_parts": lambda: by_parts,
     "helion_hc_site": lambda: hc_site,
 }
-UNJUDGED = (BASELINE, INDUCTOR, "helion_parts")
-"""Those that need not keep the budget: autograd rounds their sums of dx to the dtype of x."""
 MADE_OF_PARTS = "helion_hc_site"
 """The same without a GPU, where it has no kernels."""
 

@@ -13,6 +13,8 @@ class Operator(JudgedByLeaves):
 
     parts = parts
     with_options = True
+    # autograd rounds their sums of dx to the dtype of x
+    UNJUDGED = (*JudgedByLeaves.UNJUDGED, "helion_parts")
 
     def required(self):
         must, judged = super().required()

@@ -5,7 +5,6 @@ Liger's `liger_mhc_coeffs` is no backend: it takes the residual streams and make
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -15,11 +14,10 @@ from helion_sinkhorn.lab.rounding import SIGMAS, UNIT, tree
 from helion_sinkhorn.lab.split.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.split.workloads import HcWorkload
 from tritonbench_ops import flags
-from tritonbench_ops.bounds import Sums, largest_share, pieces
-from tritonbench_ops.inductor import BASELINE, INDUCTOR, Backends, of_pytorch
+from tritonbench_ops.bounds import Sums, Tensors, largest_share, pieces
+from tritonbench_ops.inductor import Backends, of_pytorch
 from tritonbench_ops.measure import of_mode
 
-Tensors = Sequence[torch.Tensor]
 PIECE_ENTRIES = 1 << 20
 """Entries of mixes computed in float64 at a time: autograd keeps a hundred tensors of this size."""
 SUMS = ("dscale", "dbase")
@@ -28,17 +26,13 @@ SUMS = ("dscale", "dbase")
 parse = flags.parser("hc_split_sinkhorn").parse_args
 cases = partial(flags.bench, "hc_split_sinkhorn", HcWorkload)
 LEAVES = 3
+x_value = "{0.batch}x{0.columns} n={0.n} T={0.n_iters}".format
 
 
 def inputs(case: HcWorkload, device: torch.device | str) -> tuple[torch.Tensor, ...]:
     """(mixes (T, n^2 + 2n), scale, base, dpre, dpost, dcomb)."""
     mixes, scale, base, *grads = case.make_inputs(device=device)
     return mixes.flatten(0, 1), scale, base, *(t.flatten(0, 1) for t in grads)
-
-
-def x_value(case: HcWorkload) -> str:
-    """An input as tables show it."""
-    return f"{case.batch}x{case.columns} n={case.n} T={case.n_iters}"
 
 
 def bytes_moved(case: HcWorkload, mode: str) -> int:
@@ -59,8 +53,6 @@ def in_float32(mixes, scale, base, *arguments, **options):
 
 
 BACKENDS: Backends = {**of_pytorch(in_float32), "helion_hc_split_sinkhorn": lambda: hc_split_sinkhorn}
-UNJUDGED = (BASELINE, INDUCTOR)
-"""Those that need not keep the budget: their gates' gradient takes 1 - sigmoid(a)."""
 
 
 def share_of_budget(

@@ -122,10 +122,6 @@ BACKENDS = {
     ),
     "fla_chunk_gla": Backend(functools.partial(flash, "chunk_gla"), "chunked", other_gates, True, ABSENT),
 }
-
-
-UNJUDGED = (BASELINE, INDUCTOR)
-"""Those that no budget is derived for."""
 PIECE_STATES = 1 << 30
 """Entries of the states that the error model keeps at a time, of all its runs."""
 Named = dict[str, torch.Tensor]

@@ -12,7 +12,7 @@ from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.ops.balance.options import BalanceOptions
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
-from tritonbench_ops.inductor import BASELINE, INDUCTOR, Backends, of_pytorch
+from tritonbench_ops.inductor import Backends, of_pytorch
 
 OPTIONS = BalanceOptions()
 """Every input is balanced as DeepSeek-V4.1 does."""
@@ -20,17 +20,13 @@ OPTIONS = BalanceOptions()
 parse = flags.parser("sinkhorn_balance").parse_args
 cases = functools.partial(flags.bench, "sinkhorn_balance", BalanceWorkload, settings=OPTIONS)
 LEAVES = 1
+x_value = "{0.batch}x{0.n}".format
 
 
 def inputs(case: BalanceWorkload, device: torch.device | str) -> tuple[torch.Tensor]:
     """(update (1, m, n),), drawn on the device: large ones take minutes to draw bit for bit the same."""
     (rows,) = case.make_inputs(device=device, there=True)
     return (rows.view(1, -1, case.n),)
-
-
-def x_value(case: BalanceWorkload) -> str:
-    """An input as tables show it."""
-    return f"{case.batch}x{case.n}"
 
 
 def bytes_moved(case: BalanceWorkload, mode: str = "fwd") -> int:
@@ -50,8 +46,6 @@ def in_float32(update: torch.Tensor) -> torch.Tensor:
 
 
 BACKENDS: Backends = {**of_pytorch(in_float32), "helion_sinkhorn_balance": lambda: sinkhorn_balance}
-UNJUDGED = (BASELINE, INDUCTOR)
-"""Those that need not keep the budget."""
 
 
 def share_of_budget(
