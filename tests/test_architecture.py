@@ -77,8 +77,7 @@ def lacks(root: Path, op: str) -> list[str]:
     path = f"tests/triton_interpreter/test_{op}.py"
     found += [path] if not (root / path).exists() else []
     lines = [
-        ("helion_sinkhorn/lab/operators.py", f"{dotted(lab)}.evidence"),
-        ("helion_sinkhorn/lab/workloads.py", f"{dotted(lab)} import workloads"),
+        ("helion_sinkhorn/lab/workloads.py", f'"{Path(lab).name}"'),
         ("helion_sinkhorn/reference.py", f"{dotted(code)}.reference"),
         ("helion_sinkhorn/__init__.py", f"{dotted(code)}.api"),
         ("ci/operators/__init__.py", f"ci.operators.{op}"),
@@ -118,7 +117,7 @@ def test_what_is_missing_is_named(copy):
     ]  # fmt: skip
 
 
-def test_a_new_operator_is_five_folders_and_eight_lines(copy):
+def test_a_new_operator_is_five_folders_and_seven_lines(copy):
     """dot compress under another name: what it takes until nothing is missing."""
     touched = set()
     for folder in ("helion_sinkhorn/ops", "helion_sinkhorn/lab", "ci/operators", "tritonbench_ops", "tests"):
@@ -132,7 +131,7 @@ def test_a_new_operator_is_five_folders_and_eight_lines(copy):
         path.write_text("".join([*lines, *new]))
         touched.add(str(path.relative_to(copy)))
     assert lacks(copy, "throw_away") == []
-    assert len(touched) == 8
+    assert len(touched) == 7
 
 
 def test_modules_of_the_package_are_short():

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
-from helion_sinkhorn.lab.balance.evidence import EVIDENCE as SINKHORN_BALANCE
-from helion_sinkhorn.lab.dot_compress.evidence import EVIDENCE as DOT_COMPRESS
 from helion_sinkhorn.lab.evidence import Evidence
-from helion_sinkhorn.lab.linear_attention.evidence import EVIDENCE as LINEAR_ATTENTION
-from helion_sinkhorn.lab.mixes.evidence import EVIDENCE as HC_MIXES
-from helion_sinkhorn.lab.post.evidence import EVIDENCE as HC_POST
-from helion_sinkhorn.lab.pre.evidence import EVIDENCE as HC_PRE
-from helion_sinkhorn.lab.pre.quantized.evidence import EVIDENCE as QUANTIZE
-from helion_sinkhorn.lab.sinkhorn.evidence import EVIDENCE as SINKHORN
-from helion_sinkhorn.lab.sinkhorn.large.evidence import EVIDENCE as SINKHORN_LARGE
-from helion_sinkhorn.lab.site.evidence import EVIDENCE as HC_SITE
-from helion_sinkhorn.lab.split.evidence import EVIDENCE as HC_SPLIT_SINKHORN
+from helion_sinkhorn.lab.workloads import FOLDERS
 
-ROWS = (
-    SINKHORN, SINKHORN_LARGE, DOT_COMPRESS, LINEAR_ATTENTION, HC_SPLIT_SINKHORN, HC_MIXES, HC_PRE, HC_POST,
-    HC_SITE, SINKHORN_BALANCE, QUANTIZE,
-)  # fmt: skip
-OPERATORS: dict[str, Evidence] = {row.name: row for row in ROWS}
+_ROWS = [import_module(f"helion_sinkhorn.lab.{folder}.evidence").EVIDENCE for folder in FOLDERS]
+OPERATORS: dict[str, Evidence] = {row.name: row for row in _ROWS}
 KERNELS = {name: kernel for row in OPERATORS.values() for name, kernel in row.kernels.items()}
 TRIALS = {name: trial for row in OPERATORS.values() for name, trial in row.trials.items()}
 _OPERATOR_OF = {name: row for row in OPERATORS.values() for name in row.kernels}
