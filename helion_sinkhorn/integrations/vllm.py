@@ -96,10 +96,6 @@ def mhc_pre_delayed_fake(residual, *others):
     return streams, post, _combs(residual), _collapsed(residual), post.new_empty(residual.shape[:-1])
 
 
-def mhc_post_fake(x, residual, *others):
-    return torch.empty_like(residual)
-
-
 def hc_head(
     hidden_states: torch.Tensor,
     hc_fn: torch.Tensor,
@@ -110,10 +106,6 @@ def hc_head(
 ) -> torch.Tensor:
     """The last collapse, by `hc_head`."""
     return head(hidden_states, hc_fn, hc_scale.reshape(1), hc_base, norm_eps=rms_norm_eps, eps=hc_eps)
-
-
-def hc_head_fake(hidden_states, *others):
-    return _collapsed(hidden_states)
 
 
 def mhc_fused_post_pre(
@@ -141,10 +133,6 @@ def mhc_fused_post_pre(
     return found.residual, found.post.unsqueeze(-1), found.comb, found.y
 
 
-def mhc_fused_post_pre_fake(x, residual, *others):
-    return torch.empty_like(residual), *mhc_pre_fake(residual)
-
-
 def _coefficients(streams: torch.Tensor) -> torch.Tensor:
     return streams.new_empty((*streams.shape[:-1], 1), dtype=torch.float32)
 
@@ -153,7 +141,7 @@ def _combs(streams: torch.Tensor) -> torch.Tensor:
     return streams.new_empty((*streams.shape[:-1], streams.size(-2)), dtype=torch.float32)
 
 
-def _collapsed(streams: torch.Tensor) -> torch.Tensor:
+def _collapsed(streams: torch.Tensor, *others: Any) -> torch.Tensor:
     return streams.new_empty((*streams.shape[:-2], streams.size(-1)))
 
 
@@ -171,11 +159,14 @@ def _or_left(ours: Callable[..., Any], streams: str = "") -> Callable[..., Any]:
 OPERATORS = {
     "MHCPreOp": (_or_left(mhc_pre), mhc_pre_fake),
     "MHCPreDelayedOp": (mhc_pre_delayed, mhc_pre_delayed_fake),
-    "MHCPostOp": (_or_left(mhc_post), mhc_post_fake),
-    "HCHeadOp": (_or_left(hc_head), hc_head_fake),
-    "MHCFusedPostPreOp": (_or_left(mhc_fused_post_pre, "residual"), mhc_fused_post_pre_fake),
+    "MHCPostOp": (_or_left(mhc_post), lambda x, residual, *others: torch.empty_like(residual)),
+    "HCHeadOp": (_or_left(hc_head), _collapsed),
+    "MHCFusedPostPreOp": (
+        _or_left(mhc_fused_post_pre, "residual"),
+        lambda x, residual, *others: (torch.empty_like(residual), *mhc_pre_fake(residual)),
+    ),
 }
-"""vLLM's classes, and the operators that replace their methods for a GPU."""
+"""vLLM's classes, the operators that replace their methods for a GPU, and their fakes."""
 
 
 def register(calls: str = "on") -> tuple[str, ...]:

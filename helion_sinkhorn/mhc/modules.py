@@ -21,7 +21,27 @@ INITIALIZER_RANGE = 0.02
 """The standard deviation of a new projection; base begins at 0 and scale at 1, as in transformers."""
 
 
-class HyperConnection(Float32Parameters):
+class _OfStreams(Float32Parameters):
+    """What both modules have: the sizes of their streams, how these are kept, and options in words."""
+
+    def __init__(self, hidden_size: int, hc_mult: int, merged: bool, initializer_range: float) -> None:
+        super().__init__()
+        self.hidden_size = check_int("hidden_size", hidden_size, 1)
+        self.hc_mult = check_int("hc_mult", hc_mult, 1, MOST_STREAMS)
+        accepted = "a finite float of at least 0, the standard deviation of a fresh projection"
+        check_finite("initializer_range", initializer_range, accepted)
+        if initializer_range < 0:
+            raise ValueError(f"initializer_range is {initializer_range}; pass {accepted}")
+        check_flag("merged", merged)
+        self.initializer_range, self.merged = initializer_range, merged
+
+    def extra_repr(self) -> str:
+        options = {"hc_mult": self.hc_mult, **self.options._asdict()}
+        options |= {"merged": self.merged, "implementation": self.implementation}
+        return f"{self.hidden_size}, " + ", ".join(f"{name}={value!r}" for name, value in options.items())
+
+
+class HyperConnection(_OfStreams):
     """One site of the mHC residual path: from streams to the coefficients and the input of a sublayer.
 
         mixes = fn x / rms(x),  (pre, post, comb) = hc_split_sinkhorn(mixes, scale, base, ...)
@@ -86,19 +106,13 @@ class HyperConnection(Float32Parameters):
         implementation: str = "auto",
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__()
-        hidden_size = check_int("hidden_size", hidden_size, 1)
-        hc_mult = check_int("hc_mult", hc_mult, 1, MOST_STREAMS)
-        _check_deviation(initializer_range)
-        self.hidden_size, self.hc_mult, self.initializer_range = hidden_size, hc_mult, initializer_range
-        check_flag("merged", merged)
-        self.merged = merged
+        super().__init__(hidden_size, hc_mult, merged, initializer_range)
         self.options = SiteOptions(
             sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside,
             form=form,
         ).checked()  # fmt: skip
         self.implementation = check_implementation(implementation)
-        rows, columns = hc_mult * (hc_mult + 2), hc_mult * hidden_size
+        rows, columns = self.hc_mult * (self.hc_mult + 2), self.hc_mult * self.hidden_size
         self.fn, self.base, self.scale = map(
             torch.nn.Parameter, _empty(device, (rows, columns), (rows,), (3,))
         )
@@ -153,9 +167,6 @@ class HyperConnection(Float32Parameters):
         post, comb, y, residual = self(streams, with_residual=True, **given)
         return Site(y, post, comb, residual)
 
-    def extra_repr(self) -> str:
-        return _repr(self)
-
 
 class HeadOptions(NamedTuple):
     """The options of `hc_head` by their names."""
@@ -166,7 +177,7 @@ class HeadOptions(NamedTuple):
     eps_outside: bool
 
 
-class HyperHead(Float32Parameters):
+class HyperHead(_OfStreams):
     """The end of the mHC residual path: streams to one hidden state, `hc_head` with its parameters.
 
     Args:
@@ -207,13 +218,8 @@ class HyperHead(Float32Parameters):
         implementation: str = "auto",
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__()
-        hidden_size = check_int("hidden_size", hidden_size, 1)
-        hc_mult = check_int("hc_mult", hc_mult, 1, MOST_STREAMS)
-        _check_deviation(initializer_range)
-        check_flag("merged", merged)
-        self.hidden_size, self.hc_mult, self.initializer_range = hidden_size, hc_mult, initializer_range
-        self.merged = merged
+        super().__init__(hidden_size, hc_mult, merged, initializer_range)
+        hidden_size, hc_mult = self.hidden_size, self.hc_mult
         self.options = HeadOptions(eps, norm_eps, precision, eps_outside)
         self.implementation = check_implementation(implementation)
         columns = hc_mult * hidden_size
@@ -235,9 +241,6 @@ class HyperHead(Float32Parameters):
             streams, self.hc_fn, self.hc_scale, self.hc_base,
             **self.options._asdict(), implementation=self.implementation,
         )  # fmt: skip
-
-    def extra_repr(self) -> str:
-        return _repr(self)
 
 
 def apart_for(module: HyperConnection | HyperHead, streams: torch.Tensor) -> torch.Tensor:
@@ -261,13 +264,6 @@ def apart_for(module: HyperConnection | HyperHead, streams: torch.Tensor) -> tor
     return streams
 
 
-def _check_deviation(initializer_range: float) -> None:
-    accepted = "a finite float of at least 0, the standard deviation of a fresh projection"
-    check_finite("initializer_range", initializer_range, accepted)
-    if initializer_range < 0:
-        raise ValueError(f"initializer_range is {initializer_range}; pass {accepted}")
-
-
 def _reset(fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, deviation: float) -> None:
     # torch.nn.init is used since transformers makes it skip parameters that a checkpoint has filled
     torch.nn.init.normal_(fn, std=deviation)
@@ -278,9 +274,3 @@ def _reset(fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, deviation:
 def _empty(device: torch.device | str | None, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
     # float32 is named, since models are made under a default dtype of bfloat16
     return [torch.empty(shape, device=device, dtype=torch.float32) for shape in shapes]
-
-
-def _repr(module: HyperConnection | HyperHead) -> str:
-    options = {"hc_mult": module.hc_mult, **module.options._asdict()}
-    options |= {"merged": module.merged, "implementation": module.implementation}
-    return f"{module.hidden_size}, " + ", ".join(f"{name}={value!r}" for name, value in options.items())
