@@ -95,10 +95,10 @@ def test_pieces_are_joined(monkeypatch):
 
 
 def test_bytes_moved_once():
-    vectors = (torch.empty(2, 3, 4, d, dtype=torch.bfloat16) for d in (8, 8, 5))
-    given = *vectors, None, None, torch.empty(2, 3, 4, 8), None
-    read, o = 2 * 24 * (8 + 8 + 5) + 4 * 24 * 8, 2 * 24 * 5
-    moved = {mode: parts.bytes_moved(given, mode) for mode in ("fwd", "fwd_no_grad", "bwd", "fwd_bwd")}
+    flags = "--batch 2 --steps 3 --heads 4 --dk 8 --dv 5"
+    (case,) = parts.cases(parts.parse([*flags.split(), "--gates", "gv gk"]), torch.bfloat16)
+    read, o = 2 * 24 * (8 + 8 + 5 + 8 + 5), 2 * 24 * 5
+    moved = {mode: parts.bytes_moved(case, mode) for mode in ("fwd", "fwd_no_grad", "bwd", "fwd_bwd")}
     forward, backward = read + o, 2 * read + o
     assert moved == {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": forward + backward}
-    assert parts.x_value(*given) == "2x3x4x8 5 gk"
+    assert parts.x_value(case) == "2x3x4x8 5 gk+gv"

@@ -40,21 +40,21 @@ def inputs(case: AttentionWorkload, device: torch.device | str) -> tuple[torch.T
     return *(tensors.get(name) for name in NAMES), do
 
 
-def x_value(q, k, v, *gates: torch.Tensor | None) -> str:
+def x_value(case: AttentionWorkload) -> str:
     """An input as tables show it."""
-    there = [name for name, x in zip(GATES, gates, strict=True) if x is not None]
-    return f"{'x'.join(map(str, q.shape))} {v.size(-1)} {'+'.join(there) or 'plain'}"
+    there = "+".join(name for name in GATES if name in case.gates.split())
+    return f"{case.sequences}x{case.steps}x{case.heads}x{case.dk} {case.dv} {there or 'plain'}"
 
 
-def operations(k: torch.Tensor, v: torch.Tensor) -> float:
+def operations(case: AttentionWorkload) -> float:
     """Floating-point operations of forward: each step adds k v' to the state and multiplies q by it."""
-    return 4.0 * k.numel() * v.size(-1)
+    return 4.0 * case.sequences * case.steps * case.heads * case.dk * case.dv
 
 
-def bytes_moved(inputs: Inputs, mode: str) -> int:
+def bytes_moved(case: AttentionWorkload, mode: str) -> int:
     """Bytes of every tensor moved once: arguments and o; upstream gradient, arguments and their gradients."""
-    given = sum(x.nbytes for x in inputs if x is not None)
-    forward, backward = given + inputs[2].nbytes, 2 * given + inputs[2].nbytes
+    *arguments, o = (x.nbytes for x in inputs(case, "meta") if x is not None)
+    forward, backward = sum(arguments) + o, 2 * sum(arguments) + o
     return of_mode(mode, forward, backward)
 
 

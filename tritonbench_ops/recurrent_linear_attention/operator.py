@@ -17,9 +17,6 @@ class Operator(JudgedByLeaves):
         self.refused = set()
         say_missing(BACKENDS)
 
-    def get_x_val(self, inputs):
-        return parts.x_value(*inputs[:-1])
-
     def held_to(self, name):
         # of a plugin's backend nothing is known
         return BACKENDS[name].method if name in BACKENDS else "recurrent"
@@ -30,12 +27,6 @@ class Operator(JudgedByLeaves):
         exact = self.once("exact", lambda: parts.exact_results(inputs, do))
         allowed = self.once(("budgets", method), lambda: parts.budgets(inputs, do, method))
         return parts.share_of_budget(inputs, exact, allowed, *results)
-
-    def operations(self, inputs):
-        return parts.operations(*inputs[1:3])
-
-    def moved(self):
-        return parts.bytes_moved(self.example_inputs[:-1], self.mode.value)
 
     def built(self, name, backend, *inputs):
         why = backend.missing or backend.refuses(*inputs[:-1])
