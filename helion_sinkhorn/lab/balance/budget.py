@@ -6,6 +6,8 @@ deviations of the results, and half a unit in the last place of a narrow result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from helion_sinkhorn.lab.rounding import SAMPLES, SIGMAS, UNIT, Rounding, half_ulp, tree
@@ -13,6 +15,7 @@ from helion_sinkhorn.ops.balance import reference
 from helion_sinkhorn.ops.balance.options import BalanceOptions
 
 RESULTS = ("u",)
+Named = dict[str, torch.Tensor]
 PIECE_ENTRIES = 1 << 24
 """Entries of an update whose squares are computed at a time."""
 QUOTIENT = 4.0
@@ -49,12 +52,18 @@ def rounded(update: torch.Tensor, settings: BalanceOptions, error: Rounding) -> 
 
 def error_budget(update: torch.Tensor, settings: BalanceOptions, dtype: torch.dtype) -> torch.Tensor:
     """The largest error that an implementation may have for this update, entry by entry, in this dtype."""
-    truth, x = exact(update, settings), update.double()
-    squares = torch.zeros_like(truth)
+    truth, x = {"u": exact(update, settings)}, update.double()
+    return limits(truth, lambda error: {"u": rounded(x, settings, error)}, x.device, dtype)["u"]
+
+
+def limits(exact: Named, run: Callable[[Rounding], Named], device: torch.device, dtype: torch.dtype) -> Named:
+    """The largest error of each result in this dtype, from what runs with random errors differ by."""
+    squares = {name: torch.zeros_like(t) for name, t in exact.items()}
     for seed in range(SAMPLES):
-        error = Rounding.on(x.device, seed)
+        error = Rounding.on(device, seed)
         error.next_iteration()
-        squares += (rounded(x, settings, error) - truth).square()
+        for name, t in run(error).items():
+            squares[name] += (t - exact[name]).square()
     # a few samples may all be near the truth, but one rounding always occurs
-    sigma = torch.maximum((squares / SAMPLES).sqrt(), UNIT * truth.abs())
-    return SIGMAS * sigma + half_ulp(truth, dtype)
+    sigma = {n: torch.maximum((squares[n] / SAMPLES).sqrt(), UNIT * t.abs()) for n, t in exact.items()}
+    return {name: SIGMAS * sigma[name] + half_ulp(t, dtype) for name, t in exact.items()}

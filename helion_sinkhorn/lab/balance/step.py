@@ -13,7 +13,7 @@ import torch
 from helion_sinkhorn.lab.balance import budget
 from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.lab.evidence import Choices, Results
-from helion_sinkhorn.lab.rounding import SAMPLES, SIGMAS, UNIT, Rounding, half_ulp
+from helion_sinkhorn.lab.rounding import UNIT, Rounding, half_ulp
 from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.ops.balance import eager
 from helion_sinkhorn.ops.balance.launch import Launches
@@ -63,19 +63,11 @@ def stepped(workload: BalanceWorkload, error: Rounding, *inputs: torch.Tensor) -
 
 
 def truths(workload: BalanceWorkload, *inputs: torch.Tensor) -> dict[str, Truth]:
-    exact = stepped(workload, EXACT, *inputs)
-    squares = {name: torch.zeros_like(t) for name, t in exact.items()}
-    for seed in range(SAMPLES):
-        error = Rounding.on(inputs[0].device, seed)
-        error.next_iteration()
-        for name, t in stepped(workload, error, *inputs).items():
-            squares[name] += (t - exact[name]).square()
-    dtype, found = workload.dtype, {}
-    for name, truth in exact.items():
-        sigma = torch.maximum((squares[name] / SAMPLES).sqrt(), UNIT * truth.abs())
-        limit = SIGMAS * sigma + half_ulp(truth, dtype)
-        found[name] = Truth.of(truth, limit, dtype, gradient=False, together=(-2, -1))
-    return found
+    exact, dtype = stepped(workload, EXACT, *inputs), workload.dtype
+    limits = budget.limits(exact, lambda error: stepped(workload, error, *inputs), inputs[0].device, dtype)
+    return {
+        name: Truth.of(t, limits[name], dtype, gradient=False, together=(-2, -1)) for name, t in exact.items()
+    }
 
 
 def run(

@@ -98,9 +98,7 @@ def _attention(name: str, shape: tuple[int, ...], tags: str, source: str, **opti
 
 _GLA = "gated linear attention, a layer of 16 heads (arXiv 2312.06635)"
 
-
 _SMALL = (2, 33, 2, 8, 12)
-
 
 ROWS = [
     *(

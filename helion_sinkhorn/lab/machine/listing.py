@@ -10,16 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from helion_sinkhorn.lab.machine import mnemonics
 from helion_sinkhorn.lab.machine.buffer_offsets import negative_offsets
-from helion_sinkhorn.lab.machine.mnemonics import (
-    ENCODING,
-    GCN,
-    PATTERNS,
-    SASS,
-    classify,
-    disassembled,
-    gcn_instructions,
-)
 
 # ------------------------------------------------------------------------------- what it computes with
 
@@ -34,7 +26,7 @@ PTX = re.compile(r"\s+(?:@!?%p\d+\s+)?(?P<op>[a-z][\w.:]*)\s")
 
 def arithmetic(ops: Iterable[str]) -> dict[str, int]:
     """Floating-point operations by name, PTX or GCN without the encoding, and how many of each."""
-    named = (ENCODING.sub("", op) for op in ops)
+    named = (mnemonics.ENCODING.sub("", op) for op in ops)
     return dict(sorted(Counter(op for op in named if FLOAT.search(op) and not CARRIES.match(op)).items()))
 
 
@@ -53,7 +45,7 @@ def accesses(ops: Sequence[str]) -> dict[str, int]:
         f"{kind} {bits(op)}"
         for op in ops
         for kind in ("load", "store")
-        if PATTERNS[f"global {kind}"].match(op)
+        if mnemonics.PATTERNS[f"global {kind}"].match(op)
     ]
     return dict(sorted(Counter(wide).items()))
 
@@ -63,7 +55,7 @@ STACK_POINTER = re.compile(r"(?<!\[)\bR1\b(?!\S*\])")
 
 def stack_pointer_reads(sass: str) -> int:
     """Instructions that read R1, the stack pointer, for anything but an address or the frame itself."""
-    matches = filter(None, map(SASS.match, sass.splitlines()))
+    matches = filter(None, map(mnemonics.SASS.match, sass.splitlines()))
     operands = (m["rest"].strip().split(",", 1) for m in matches if m["op"])
     return sum(into != "R1" and any(map(STACK_POINTER.search, read)) for into, *read in operands)
 
@@ -108,7 +100,7 @@ def assembly_behind_matrix(text: str) -> int:
     """
     found, clock = 0, 0
     written: dict[int, int] = {}
-    for op, (to, *sources), assembly in gcn_instructions(text):
+    for op, (to, *sources), assembly in mnemonics.gcn_instructions(text):
         clock += 1 + (int(to, 0) if op == "s_nop" else 0)
         named = set().union(*map(registers_of, (to, *sources)))
         found += assembly and any(clock - written[r] <= MATRIX_STATES for r in named & written.keys())
@@ -121,9 +113,9 @@ def assembly_behind_matrix(text: str) -> int:
 
 def nvidia_facts(ptx: str, sass: str, usage: str) -> dict[str, Any]:
     """The fields of a Binary from its PTX, nvdisasm and cuobjdump --dump-resource-usage."""
-    ops, loops = disassembled(sass, SASS)
+    ops, loops = mnemonics.disassembled(sass, mnemonics.SASS)
     use = {k: int(v) for k, v in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
-    counts = classify(ops)
+    counts = mnemonics.classify(ops)
     operations = arithmetic(found["op"] for line in ptx.splitlines() if (found := PTX.match(line)))
     # what ptxas makes of div.full has no instruction of its own
     divisions = sum(count for op, count in operations.items() if re.match(r"div\.|rcp\.rn", op))
@@ -138,7 +130,7 @@ def nvidia_facts(ptx: str, sass: str, usage: str) -> dict[str, Any]:
         "spills": counts.get("local", 0),
         "spill_bytes": use["STACK"] + use["LOCAL"],
         "counts": counts,
-        "loops": [classify(ops[a : b + 1]) for a, b in loops],
+        "loops": [mnemonics.classify(ops[a : b + 1]) for a, b in loops],
         "accesses": accesses(ops),
         "operations": operations,
     }
@@ -151,12 +143,12 @@ def amd_facts(amdgcn: str) -> dict[str, Any]:
         return int(re.search(rf"\.{key}:\s+(\d+)", amdgcn)[1])
 
     code = amdgcn[: amdgcn.index(".section\t.rodata")]
-    ops, loops = disassembled(code, GCN)
+    ops, loops = mnemonics.disassembled(code, mnemonics.GCN)
     operations = arithmetic(ops)
     # gfx942 rounds to bfloat16 in integers: half a unit less one, and the last bit kept
     if re.search(r"\b0x7fff\b", code) and "v_add3_u32" in ops:
         operations["v_add3_u32"] = ops.count("v_add3_u32")
-    counts = classify(ops)
+    counts = mnemonics.classify(ops)
     # the launch puts the number of a workgroup behind what the program asks for
     asked = re.search(r"\.amdhsa_user_sgpr_count (\d+)", amdgcn)
     if doubtful := negative_offsets(code, f"s{asked[1]}" if asked else "no register"):
@@ -168,7 +160,7 @@ def amd_facts(amdgcn: str) -> dict[str, Any]:
         "spills": metadata("vgpr_spill_count") + metadata("sgpr_spill_count"),
         "spill_bytes": metadata("private_segment_fixed_size"),
         "counts": counts,
-        "loops": [classify(ops[a : b + 1]) for a, b in loops],
+        "loops": [mnemonics.classify(ops[a : b + 1]) for a, b in loops],
         "accesses": accesses(ops),
         "operations": operations,
         "modes": {k: int(v) for k, v in re.findall(r"\.amdhsa_(float_\w+|ieee_mode)\s+(\d+)", amdgcn)},

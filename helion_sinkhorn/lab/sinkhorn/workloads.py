@@ -57,9 +57,7 @@ class SinkhornWorkload(Sized):
 
 TUNED_SIZES = (4, 8, 16, 32, 64)
 
-
 TUNED_BATCHES = tuple(1 << k for k in (7, 10, 13, 17, 20))
-
 
 FORMS = ("deepseek", "log")
 
@@ -92,7 +90,6 @@ def _gate(
 
 
 _MHC = "mHC layer, the default call"
-
 
 _GATED = [
     _gate("mhc_fp32", 4, 4, _MHC),
@@ -167,9 +164,7 @@ _PEAKED = [
     _peaked("masked_3_log", 3, 3, "masked", form="log"),
 ]
 
-
 _JUDGED = "ci implicit"
-
 
 _IMPLICIT = [
     *(
@@ -212,6 +207,5 @@ _IMPLICIT = [
           backward="implicit"),
     _gate("implicit_64", 64, 64, "conjugate gradients", _JUDGED, 256, form="log", backward="implicit"),
 ]  # fmt: skip
-
 
 ROWS = (*_TUNED, *_GATED, *_PEAKED, *_IMPLICIT)
