@@ -6,7 +6,7 @@ import functools
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -80,8 +80,14 @@ class Judged(BenchmarkOperator):
     ATOMICS: ClassVar[dict[str, str]] = {}
     """backend -> why the bits of its results may change from call to call; of all others they may not."""
 
-    def __init_subclass__(cls, **options):
-        super().__init_subclass__(**options)
+    def __init_subclass__(cls, label: str = "", backends: Mapping[str, Any] = MappingProxyType({})):
+        """Register an operator with tritonbench.
+
+        Args:
+            label: of the inputs, in the header of a table; none of a class that is no operator itself.
+            backends: name -> the row from which `built` makes a closure; a method for each is added.
+        """
+        super().__init_subclass__()
         draw = cls.__dict__.get("get_input_iter")
         if draw is not None:
 
@@ -92,6 +98,8 @@ class Judged(BenchmarkOperator):
                     yield inputs
 
             cls.get_input_iter = drawn
+        if label:
+            complete(cls, label, backends)
 
     def __init__(self, tb_args, extra_args=None):
         super().__init__(tb_args, extra_args)
@@ -460,13 +468,8 @@ METRICS_OF_ALL = Judged.share_of_budget, Judged.err_over_inductor, Judged.x_floo
 """Those that tritonbench has not."""
 
 
-def complete(operator: type[Judged], name: str, label: str, backends: Mapping[str, Any]) -> None:
-    """Register with tritonbench what operators share, under the name that it knows an operator by.
-
-    Args:
-        label: of the inputs, in the header of a table.
-        backends: name -> the row from which `built` makes a closure; a method for each is added.
-    """
+def complete(operator: type[Judged], label: str, backends: Mapping[str, Any]) -> None:
+    """Register what operators share, under the name that tritonbench knows an operator by."""
 
     def of_operator(function, its_name):
         # tritonbench finds the operator of a function by its module
@@ -485,10 +488,6 @@ def complete(operator: type[Judged], name: str, label: str, backends: Mapping[st
         def method(self, *inputs, backend=backend, row=row):
             return self.built(backend, row, *inputs)
 
-        register = register_benchmark(
-            operator_name=name,
-            func_name=backend,
-            baseline=backend == BASELINE,
-            enabled=not getattr(row, "missing", ""),
-        )
+        enabled = not getattr(row, "missing", "")
+        register = register_benchmark(func_name=backend, baseline=backend == BASELINE, enabled=enabled)
         setattr(operator, backend, register(of_operator(method, backend)))

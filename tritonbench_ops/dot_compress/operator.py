@@ -5,10 +5,10 @@ from __future__ import annotations
 from tritonbench.utils.triton_op import register_metric
 
 from tritonbench_ops.dot_compress import cases as parts
-from tritonbench_ops.judged import METRICS, JudgedByLeaves, complete
+from tritonbench_ops.judged import METRICS, JudgedByLeaves
 
 
-class Operator(JudgedByLeaves):
+class Operator(JudgedByLeaves, label="BxMxD K", backends=parts.BACKENDS):
     """Dot compress; an input is (x, y, z or None, (upstream gradient,))."""
 
     parts = parts
@@ -50,6 +50,3 @@ class Operator(JudgedByLeaves):
     def inductor_max_diff(self, fn, inputs, metrics):
         """The largest difference of each result from Inductor's; no criterion."""
         return parts.written({name: most for name, (_, most) in self.figures(fn)[1].items()})
-
-
-complete(Operator, "dot_compress", "BxMxD K", parts.BACKENDS)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from tritonbench_ops.hc_site import cases as parts
-from tritonbench_ops.judged import JudgedByLeaves, complete
+from tritonbench_ops.judged import JudgedByLeaves
 
 
-class Operator(JudgedByLeaves):
+class Operator(JudgedByLeaves, label="TxnxC", backends=parts.BACKENDS):
     """What mHC does before a sublayer; an input is (x, fn, scale, base, upstream gradients)."""
 
     parts = parts
@@ -20,6 +20,3 @@ class Operator(JudgedByLeaves):
         must, judged = super().required()
         sums_round = self.device == "cpu" and self.dtype != torch.float32 and self.mode.value.endswith("bwd")
         return must, judged - {parts.MADE_OF_PARTS} if sums_round else judged
-
-
-complete(Operator, "hc_site", "TxnxC", parts.BACKENDS)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tritonbench_ops.judged import JudgedByLeaves, complete, say_missing
+from tritonbench_ops.judged import JudgedByLeaves, say_missing
 from tritonbench_ops.recurrent_linear_attention import cases as parts
 from tritonbench_ops.recurrent_linear_attention.cases import BACKENDS
 
 
-class Operator(JudgedByLeaves):
+class Operator(JudgedByLeaves, label="BxTxHxDk Dv gates", backends=BACKENDS):
     """Recurrent linear attention; an input is (q, k, v, g, g_gamma, gk, gv, (upstream gradient,))."""
 
     parts = parts
@@ -39,6 +39,3 @@ class Operator(JudgedByLeaves):
         must, judged = super().required()
         left = [n for n in must if self.named or (n not in self.refused and not BACKENDS[n].peer)]
         return left, judged.intersection(left)
-
-
-complete(Operator, "recurrent_linear_attention", "BxTxHxDk Dv gates", BACKENDS)

@@ -10,7 +10,7 @@ from tritonbench.utils.triton_op import register_metric
 from helion_sinkhorn.lab.draws import make_cotangents
 from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 from tritonbench_ops import measure
-from tritonbench_ops.judged import METRICS, Judged, complete, say_missing
+from tritonbench_ops.judged import METRICS, Judged, say_missing
 from tritonbench_ops.sinkhorn import compare
 from tritonbench_ops.sinkhorn.backends import BACKENDS, has_other_gradient, wanted
 from tritonbench_ops.sinkhorn.cases import bytes_moved, cases, operations, parse, x_value
@@ -18,7 +18,7 @@ from tritonbench_ops.sinkhorn.cases import bytes_moved, cases, operations, parse
 log = logging.getLogger("tritonbench_ops")
 
 
-class Operator(Judged):
+class Operator(Judged, label="BxNxM T", backends=BACKENDS):
     """Sinkhorn-Knopp; an input is (logits (B, n, m), n_iters); a run has one form and one `first`."""
 
     DEFAULT_PRECISION = "fp32"
@@ -151,6 +151,3 @@ class Operator(Judged):
         if not (backend.on_cpu or logits.is_cuda):
             raise NotImplementedError("runs on GPUs only")
         return backend.build(logits, self.upstream(), *self.arguments().values())
-
-
-complete(Operator, "sinkhorn", "BxNxM T", BACKENDS)

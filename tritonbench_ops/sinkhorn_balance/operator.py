@@ -1,10 +1,10 @@
 """The operator as tritonbench imports it: tritonbench.operators.sinkhorn_balance.operator."""
 
-from tritonbench_ops.judged import JudgedByLeaves, complete
+from tritonbench_ops.judged import JudgedByLeaves
 from tritonbench_ops.sinkhorn_balance import cases as parts
 
 
-class Operator(JudgedByLeaves):
+class Operator(JudgedByLeaves, label="MxN", backends=parts.BACKENDS):
     """An update balanced by the norms of its rows and columns; an input is (update, ())."""
 
     parts = parts
@@ -21,6 +21,3 @@ class Operator(JudgedByLeaves):
 
     def get_bwd_fn(self, forward):
         raise NotImplementedError("sinkhorn_balance has no gradient; use --mode fwd or fwd_no_grad")
-
-
-complete(Operator, "sinkhorn_balance", "MxN", parts.BACKENDS)
