@@ -11,6 +11,7 @@ from helion_sinkhorn.lab.evidence import Choices, Evidence, Results, Tensors, pa
 from helion_sinkhorn.lab.pre.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.pre.normed import evidence as normed
 from helion_sinkhorn.lab.pre.normed.budget import RESULTS as NORMED_RESULTS
+from helion_sinkhorn.lab.pre.normed.evidence import dtype_of
 from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
 from helion_sinkhorn.lab.row import TRIED
 from helion_sinkhorn.lab.truth import Truth
@@ -37,10 +38,6 @@ def results(workload: HcPreWorkload) -> tuple[str, ...]:
 def inputs(workload: HcPreWorkload, steps: int, **drawn: Any) -> Tensors:
     """x, pre and the upstream gradient, and a norm's weight."""
     return normed.inputs(workload, **drawn) if workload.y_norm else workload.make_inputs(**drawn)
-
-
-def dtype_of(workload: HcPreWorkload, name: str) -> torch.dtype:
-    return workload.coefficients if name == "dpre" else workload.dtype
 
 
 def truths(workload: HcPreWorkload, *given: torch.Tensor) -> dict[str, Truth]:

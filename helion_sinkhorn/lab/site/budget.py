@@ -14,7 +14,7 @@ the specification, and that float32 autograd of it stays within the limits.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -28,8 +28,8 @@ from helion_sinkhorn.lab.split import budget as of_split
 from helion_sinkhorn.lab.truth import Systematic, bias
 
 RESULTS = ("y", "post", "comb", "dx", "dfn", "dscale", "dbase")
-NARROW = ("y", "dx")
-"""Results of the dtype of the streams."""
+NARROW = ("streams", "y", "df", "dx")
+"""Results of the dtype of the streams, those of hc_boundary among them."""
 Named = Mapping[str, torch.Tensor]
 
 
@@ -140,12 +140,19 @@ def evaluated(
     )
     variances["dfn"] = variances["dfn"] + dfn.deviation.square()
     leaning = {"dx": dx.leaning.view(site.x.shape), "dfn": dfn.leaning}
+    return limits(workload, RESULTS, truth, variances, leaning)
+
+
+def limits(
+    workload: HcSiteWorkload, names: Iterable[str], truth: Named, variances: Named, leaning: Named
+) -> dict[str, Exact]:
+    """Exact of these results; only those named in `leaning` err to one side."""
     return {
         name: Exact.of(
             truth[name], variances[name], leaning.get(name, torch.zeros_like(truth[name])),
             dtype_of(workload, name), truth[name].shape,
         )
-        for name in RESULTS
+        for name in names
     }  # fmt: skip
 
 

@@ -7,7 +7,6 @@ the public function itself is called with a weight of powers of two, and with fn
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from helion_sinkhorn.lab.evidence import Choices, Evidence, Results, Tensors, by
 from helion_sinkhorn.lab.site import trials
 from helion_sinkhorn.lab.site.boundary import evidence as crossing
 from helion_sinkhorn.lab.site.boundary.evidence import OF_UPDATE, PREFIX, flat, norm_weight_of
-from helion_sinkhorn.lab.site.budget import RESULTS, dtype_of, evaluated, site_of
+from helion_sinkhorn.lab.site.budget import RESULTS, evaluated, site_of
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteParameters
@@ -104,8 +103,7 @@ def inputs(workload: HcSiteWorkload, steps: int, **drawn: Any) -> Tensors:
 def truths(workload: HcSiteWorkload, *everything: torch.Tensor) -> dict[str, Truth]:
     """The equations in float64; where the workload crosses, those of hc_boundary too."""
     site = everything[: len(NAMES)]
-    limits, dtypes = evaluated(workload, *site), functools.partial(dtype_of, workload)
-    found = crossing.within(limits, site_of(workload, *site), dtypes, VALUES)
+    found = crossing.within(evaluated(workload, *site), site_of(workload, *site), VALUES)
     return found | crossing.truths(workload, *everything) if workload.crosses else found
 
 

@@ -24,7 +24,8 @@ from helion_sinkhorn.lab.post import budget as of_post
 from helion_sinkhorn.lab.pre import budget as of_pre
 from helion_sinkhorn.lab.rounding import UNIT, chain
 from helion_sinkhorn.lab.site.boundary.backward.budget import parts_of_projection
-from helion_sinkhorn.lab.site.budget import Named, Site, propagated
+from helion_sinkhorn.lab.site.budget import Named, Site, limits, propagated
+from helion_sinkhorn.lab.site.budget import dtype_of as dtype_of
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.lab.split import budget as of_split
 from helion_sinkhorn.ops.mhc.post.reference import hc_post
@@ -33,8 +34,6 @@ OF_UPDATE = ("df", "dx", "dpost", "dcomb")
 RESULTS = ("streams", "y", "pre", "post", "comb", *OF_UPDATE, "dweights", "dfn", "dscale", "dbase")
 BIAS = "dbias"
 """The gradient of the bias, where a call has one: it is added to f, which the inputs have with it."""
-NARROW = ("streams", "y", "df", "dx")
-"""Results of the dtype of the streams."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +136,6 @@ def results_of(workload: HcSiteWorkload) -> tuple[str, ...]:
     return (*names, BIAS) if workload.every_argument else names
 
 
-def dtype_of(workload: HcSiteWorkload, name: str) -> torch.dtype:
-    """The dtype of a result."""
-    return workload.dtype if name in NARROW else torch.float32
-
-
 def evaluated(workload: HcSiteWorkload, *inputs: torch.Tensor, seed: int = 0) -> dict[str, Exact]:
     """All of `results_of`, for `Inputs`; sums over tokens are as in hc_site's budget."""
     site = crossed(workload, *inputs)
@@ -179,13 +173,7 @@ def evaluated(workload: HcSiteWorkload, *inputs: torch.Tensor, seed: int = 0) ->
     variances["dweights"] = collapse["dpre"].square()
     variances["streams"] = torch.zeros_like(site.x)
     leaning = {"dfn": dfn.leaning, **leaning_back(site, dx.leaning.view(shape))}
-    return {
-        name: Exact.of(
-            truth[name], variances[name], leaning.get(name, torch.zeros_like(truth[name])),
-            dtype_of(workload, name), truth[name].shape,
-        )
-        for name in results_of(workload)
-    }  # fmt: skip
+    return limits(workload, results_of(workload), truth, variances, leaning)
 
 
 def of_sum(deviation: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:

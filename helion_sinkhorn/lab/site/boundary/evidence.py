@@ -8,8 +8,7 @@ Only the public function gets a bias and a weight of the norm (`apart`), which c
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
@@ -17,7 +16,7 @@ from helion_sinkhorn.lab.evidence import Choices, Results, given, used
 from helion_sinkhorn.lab.mixes.budget import Exact
 from helion_sinkhorn.lab.site.boundary import budget
 from helion_sinkhorn.lab.site.boundary.budget import Inputs
-from helion_sinkhorn.lab.site.budget import Site, systematic
+from helion_sinkhorn.lab.site.budget import Site, dtype_of, systematic
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.lab.truth import Truth, spread
 from helion_sinkhorn.mhc.boundary import hc_boundary
@@ -76,21 +75,18 @@ def apart(w: HcSiteWorkload, f: torch.Tensor, fn: torch.Tensor) -> tuple[torch.T
 def truths(workload: HcSiteWorkload, *inputs: torch.Tensor) -> dict[str, Truth]:
     """The equations in float64."""
     inputs = Inputs.of_gate(*inputs)
-    dtype_of = functools.partial(budget.dtype_of, workload)
-    return named(
-        within(budget.evaluated(workload, *inputs), budget.crossed(workload, *inputs), dtype_of, VALUES)
-    )
+    limits, site = budget.evaluated(workload, *inputs), budget.crossed(workload, *inputs)
+    return named(within(limits, site, VALUES))
 
 
-def within(
-    limits: dict[str, Exact], site: Site, dtype_of: Callable[[str], torch.dtype], values: Collection[str]
-) -> dict[str, Truth]:
+def within(limits: dict[str, Exact], site: Site, values: Collection[str]) -> dict[str, Truth]:
     """The truths of results with these limits; `values` are no gradients."""
-    spreads = {name: spread(e.value, e.budget, dtype_of(name)) for name, e in limits.items()}
+    dtypes = {name: dtype_of(site.workload, name) for name in limits}
+    spreads = {name: spread(e.value, e.budget, dtypes[name]) for name, e in limits.items()}
     most = systematic(site, limits, spreads)
     return {
         name: Truth.of(
-            flat(name, e.value), flat(name, e.budget), dtype_of(name), gradient=name not in values,
+            flat(name, e.value), flat(name, e.budget), dtypes[name], gradient=name not in values,
             # A token's entries share its mixes, and sums over tokens those of all.  What tokens share, the
             # errors of their parameters, goes to one side at most as far as `most` has it.
             systematic=most[name] + (e.leaning / spreads[name]).mean().item(),
