@@ -16,9 +16,6 @@ from helion_sinkhorn.lab.tuning.ranking import KERNELS, calibration
 TABLES = "<!-- from the data, by `make docs-numbers` -->"
 
 
-# ---------------------------------------------------------------------------------------------- README
-
-
 def geometric(values: list[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, values)))
 
