@@ -57,6 +57,5 @@ def make_cotangents(x: torch.Tensor, *, seed: int = 1) -> torch.Tensor:
 
 def noise(device: str, dtype: str, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
     """Standard normal tensors, the same for the same shapes."""
-    generator = None if device == "meta" else torch.Generator(device).manual_seed(0)
-    drawn = (torch.randn(shape, device=device, generator=generator) for shape in shapes)
-    return tuple(t.to(getattr(torch, dtype)) for t in drawn)
+    generator = There(device)
+    return tuple(normal(generator, *shape).to(getattr(torch, dtype)) for shape in shapes)

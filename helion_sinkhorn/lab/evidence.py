@@ -10,7 +10,7 @@ import functools
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -117,11 +117,9 @@ class Evidence:
     """The results of a workload that the path of a CPU has; None for all."""
     by_kernels: Callable[[Any], Collection[str]] | None = None
     """The results of a workload by which kernels are tested; None for all."""
-    alone: Mapping[str, Alone] = field(default_factory=lambda: MappingProxyType({}))
+    alone: Mapping[str, Alone] = field(default_factory=dict)
     """By kernel, its trial where that is not `run` on the operands of a workload; its error still is."""
-    errors: Mapping[str, Callable[[Any, Choice, str], float]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
+    errors: Mapping[str, Callable[[Any, Choice, str], float]] = field(default_factory=dict)
     """(call, choice, device) -> the error of what a kernel itself computes, where its results hide it."""
     judged_apart: frozenset[str] = frozenset()
     """Kernels whose test launches another program than the timed trial."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -52,11 +52,6 @@ def recompute_streams(every: int) -> Iterator[None]:
     hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
     with observing(recorder.updated), hooks:
         yield
-
-
-def innermost_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """The (pack, unpack) hooks with which autograd saves tensors at this point."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 class _Saved:
@@ -154,7 +149,8 @@ class _Recorder:
         if threading.get_ident() != self.thread or type(streams) is not torch.Tensor:
             return
         # what other hooks save, as inside a checkpoint, cannot be computed again by these
-        if not streams.requires_grad or innermost_hooks() != (self.pack, self.unpack):
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        if not streams.requires_grad or hooks != (self.pack, self.unpack):
             return
         # graphs that were dropped without a backward
         self.forget()

@@ -45,10 +45,6 @@ class BalanceWorkload(Row):
         return tuple(t.to(self.dtype) for t in drawn)
 
 
-def _normal(g: Draws, b: int, m: int, n: int) -> torch.Tensor:
-    return normal(g, b, m, n)
-
-
 def _model(g: Draws, b: int, m: int, n: int) -> torch.Tensor:
     rows, columns = torch.exp2(8 * uniform(g, b, m, 1) - 4), torch.exp2(6 * uniform(g, b, 1, n) - 3)
     update = normal(g, b, m, n) * rows * columns
@@ -69,7 +65,7 @@ def _peaked(g: Draws, b: int, m: int, n: int) -> torch.Tensor:
     return normal(g, b, m, n) * torch.exp2(24 * uniform(g, b, m, n) - 12)
 
 
-VALUES = {"normal": _normal, "model": _model, "sparse": _sparse, "peaked": _peaked}
+VALUES = {"normal": normal, "model": _model, "sparse": _sparse, "peaked": _peaked}
 """name -> (generator, matrices, m, n) -> update.  model: rows and columns of many magnitudes, some masked,
 some zero; sparse: most entries zero too, and some columns; peaked: entries from 2^-12 to 2^12."""
 
