@@ -14,18 +14,16 @@ import argparse
 import sys
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python examples/patch_automodel.py", description=__doc__.splitlines()[0]
-    )
+def parsed(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=("v4", "v41"), default="v41")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    return parser
+    return parser.parse_args(words)
 
 
 if __name__ == "__main__":
     # what follows imports torch, which takes seconds
-    make_parser().parse_args()
+    parsed()
 
 import torch
 
@@ -78,7 +76,7 @@ def loss_and_gradients(model: torch.nn.Module, tokens: torch.Tensor) -> tuple[fl
 
 def main(words: list[str] | None = None) -> float:
     """Largest difference of a gradient before and after, over the largest entry of that gradient."""
-    args = make_parser().parse_args(words)
+    args = parsed(words)
     try:
         from helion_sinkhorn.integrations.automodel import patch, unpatch
     except ImportError as error:
