@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -73,15 +72,11 @@ def leaning(e: budget.Exact, dtype: torch.dtype, terms: int) -> float:
 
 
 def run(workload: DotWorkload, choices: Choices | None, of: Collection[str], x, y, grad, z=None) -> Results:
-    forward, backward = eager.forward, eager.backward
-    if choices is not None:
-        forward, backward = (
-            functools.partial(each, choices=choices) for each in (launch.forward, launch.backward)
-        )
-    out, b = forward(x, y, z, workload.parts)
+    module, chosen = (eager, {}) if choices is None else (launch, {"choices": choices})
+    out, b = module.forward(x, y, z, workload.parts, **chosen)
     found = {"out": out}
     if {*of} - {"out"}:
-        dx, dy, db = backward(grad, x, y, b)
+        dx, dy, db = module.backward(grad, x, y, b, **chosen)
         found |= {"dx": dx, "dy": dy, "dz": db[:, 0]}
     return {name: found[name] for name in of}
 

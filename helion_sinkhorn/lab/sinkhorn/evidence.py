@@ -113,18 +113,15 @@ def run(workload: SinkhornWorkload, choices: Choices | None, of: Collection[str]
     """P and dX, by one call each."""
     if is_implicit(workload):
         return implicit.run(workload, choices, of, x, dy)
-    found = {}
+    module, found = eager if choices is None else launch, {}
+
+    def chosen(which: str) -> list[Choice]:
+        return [choice for name, choice in (choices or {}).items() if name.startswith(f"sinkhorn_{which}")]
+
     if "P" in of:
-        given = x, *workload.arguments, workload.dtype
-        found["P"] = (
-            eager.forward(*given)
-            if choices is None
-            else launch.forward(*given, choices.get("sinkhorn_forward"))
-        )
+        found["P"] = module.forward(x, *workload.arguments, workload.dtype, *chosen("forward"))
     if "dX" in of:
-        given = dy, x, *workload.arguments
-        chosen = [choice for name, choice in (choices or {}).items() if name.startswith("sinkhorn_backward")]
-        found["dX"] = eager.backward(*given) if choices is None else launch.backward(*given, *chosen)
+        found["dX"] = module.backward(dy, x, *workload.arguments, *chosen("backward"))
     return found
 
 

@@ -81,10 +81,8 @@ def truths(workload: QuantizeWorkload, u: torch.Tensor) -> dict[str, Truth]:
 def run(workload: QuantizeWorkload, choices: Choices | None, of: Collection[str], u) -> Results:
     """Both in float32, which has them exactly."""
     given = u, workload.group, workload.scales, workload.layout, workload.floor
-    if choices is None:
-        found = eager.forward(*given)
-    else:
-        found = launch.forward(*given, choice=choices.get(launch.NAME))
+    module, chosen = (eager, {}) if choices is None else (launch, {"choice": choices.get(launch.NAME)})
+    found = module.forward(*given, **chosen)
     return {name: t for name, t in zip(RESULTS, map(unpacked(workload), found), strict=True) if name in of}
 
 

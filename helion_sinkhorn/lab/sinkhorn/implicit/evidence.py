@@ -115,9 +115,6 @@ def run(workload: SinkhornWorkload, choices: Choices | None, of: Collection[str]
     for name in of:
         system, solver = JUDGED[name]
         given = dy, p, workload.n_iters, system, solver, workload.dtype
-        if choices is None:
-            found[name] = eager.backward(*given)
-        else:
-            choice = choices.get(f"sinkhorn_implicit_{solver}")
-            found[name] = launch.implicit_backward(*given, choice)
+        choice = (choices or {}).get(f"sinkhorn_implicit_{solver}")
+        found[name] = eager.backward(*given) if choices is None else launch.implicit_backward(*given, choice)
     return found
