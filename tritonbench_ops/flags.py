@@ -95,20 +95,13 @@ NAMES = tuple(OPERATORS)
 def parser(operator: str) -> argparse.ArgumentParser:
     """The parser of an operator's flags."""
     made, flags = argparse.ArgumentParser(f"--op {operator}", allow_abbrev=False), OPERATORS[operator]
-    for name, (_, said) in flags.fields.items():
-        made.add_argument(
-            spelled(name),
-            type=flags.types.get(name, size),
-            help=f"{said}; default: as in the bench workloads",
-        )
-    for name, options in flags.others.items():
-        made.add_argument(spelled(name), **options)
+    of_fields = {
+        name: {"type": flags.types.get(name, size), "help": f"{said}; default: as in the bench workloads"}
+        for name, (_, said) in flags.fields.items()
+    }
+    for name, options in {**of_fields, **flags.others}.items():
+        made.add_argument(f"--{name.replace('_', '-')}", **options)
     return made
-
-
-def spelled(name: str) -> str:
-    """A flag as it is written."""
-    return f"--{name.replace('_', '-')}"
 
 
 def bench(
