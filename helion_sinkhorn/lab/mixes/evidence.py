@@ -139,11 +139,6 @@ def call_public(workload: MixesWorkload, empty: Callable[..., torch.Tensor]) -> 
     hc_mixes(x.flatten(-2), fn, implementation="helion", **workload.options)
 
 
-def x_and_fn(call: MixesCall, batch: int, device: str) -> Tensors:
-    (x,) = noise(device, call.dtype, (batch, call.columns))
-    return x, *noise(device, "float32", (call.m, call.columns))
-
-
 def fn_alone(call: MixesCall, batch: int, device: str) -> Tensors:
     return noise(device, "float32", (call.m, call.columns))
 
@@ -165,7 +160,8 @@ def mixes_and_gradient(call: MixesCall, batch: int, device: str) -> Tensors:
 
 def parts_and_x(call: MixesCall, batch: int, device: str) -> Tensors:
     g, along = noise(device, "float32", (batch, call.parts, call.m), (batch,))
-    return g.to(torch.bfloat16), along, *x_and_fn(call, batch, device)
+    (x,) = noise(device, call.dtype, (batch, call.columns))
+    return g.to(torch.bfloat16), along, x, *fn_alone(call, batch, device)
 
 
 def run_reduce(call: MixesCall, choice: Choice, made, squares) -> Tensors:

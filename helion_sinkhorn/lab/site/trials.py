@@ -65,10 +65,8 @@ def fn_alone(call: SiteCall, batch: int, device: str) -> Tensors:
 
 def of_boundary(call: SiteCall, batch: int, device: str) -> Tensors:
     """f, the streams, post, comb, the weights of the collapse, and fn in parts."""
-    n = call.n
-    f, x = noise(device, call.dtype, (batch, call.columns), (batch, n, call.columns))
-    post, comb, weights = noise(device, "float32", (batch, n), (batch, n, n), (batch, n))
-    return f, x, post, comb, weights, *noise(device, "bfloat16", boundary.split_shape(call))
+    split = noise(device, "bfloat16", boundary.split_shape(call))
+    return *of_ends.of_last(call, batch, device)[:5], *split
 
 
 def run_boundary(call: SiteCall, choice: Choice, f, x, post, comb, weights, split) -> Tensors:
