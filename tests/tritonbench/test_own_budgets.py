@@ -191,6 +191,13 @@ def test_a_wrong_row_is_beyond_its_own_budget(name, dtype, device, monkeypatch):
     assert not passing(call)
 
 
+@pytest.mark.parametrize("name", ["hc_pre", "hc_post"])
+def test_a_wrong_row_of_any_piece_is_beyond_its_budget(name, monkeypatch):
+    parts = importlib.import_module(f"tritonbench_ops.{name}.cases")
+    monkeypatch.setattr(parts, "PIECE_ENTRIES", 7 * 4 * 8)
+    assert not passing(OPERATORS[name](torch.float32))
+
+
 @pytest.mark.parametrize("name", ["hc_mixes", "hc_site", "hc_split_sinkhorn"])
 def test_sums_over_tokens_have_one_budget_whatever_the_pieces(name, monkeypatch):
     call = OPERATORS[name](torch.float32)
