@@ -1,12 +1,10 @@
-"""The error budget itself: exact without rounding, passed by good arithmetic, exceeded by faults."""
+"""The error budget itself: exact without rounding, and some tens of roundings; tests/ci has faults."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from autograd_calls import value_and_gradient
 
-from helion_sinkhorn import reference
 from helion_sinkhorn.lab.draws import make_cotangents
 from helion_sinkhorn.lab.rounding import UNIT, Rounding, worst
 from helion_sinkhorn.lab.sinkhorn import budget as testing
@@ -42,105 +40,14 @@ def test_the_budget_is_linear_in_the_unit(form, unit):
     torch.testing.assert_close(dx, 2 * dx_half, rtol=1e-3, atol=0)
 
 
-SCALES = ["randn_0.01", "randn_1", "randn_3", "randn_8", "rank_one"]
-
-
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", [*SCALES, "identity_like"])
-@pytest.mark.parametrize("n", [4, 9])
-def test_the_equations_in_float32_pass(name, form, n):
-    # another order of operations: divisions in place, or logarithms throughout
-    x = make_logits(name, 64, n, n)
-    dy = make_cotangents(x)
-    p, dx = value_and_gradient(lambda t: reference.sinkhorn(t, 5, form=form), x, dy)
-    p64, dx64 = testing.exact(x, dy, 5, form=form)
-    p_budget, dx_budget = testing.error_budget(x, dy, 5, form=form)
-    assert worst(p, p64, p_budget) <= 1
-    assert worst(dx, dx64, dx_budget) <= 1
-
-
-def test_the_budget_of_ordinary_logits_is_some_tens_of_roundings():
+def test_the_budget_of_ordinary_logits_is_some_tens_of_roundings(form):
     x = make_logits("randn_1", 256, 4, 4)
     dy = make_cotangents(x)
-    p64, dx64 = testing.exact(x, dy, 20)
-    p_budget, dx_budget = testing.error_budget(x, dy, 20)
+    p64, dx64 = testing.exact(x, dy, 20, form=form)
+    p_budget, dx_budget = testing.error_budget(x, dy, 20, form=form)
     assert (p_budget / p64).max() < 200 * UNIT
     assert (dx_budget.amax((-2, -1)) / dx64.abs().amax((-2, -1))).median() < 200 * UNIT
-
-
-N_ITERS = 10
-"""So few that iterations still matter."""
-
-
-def right(x, dy, form, **changed):
-    return testing.exact(x, dy, **{"n_iters": N_ITERS, "form": form, **changed})
-
-
-def eps_left_out_of_the_gradient(x, dy, form):
-    return right(x, dy, form)[0], right(x, dy, form, eps=0.0)[1]
-
-
-def bfloat16_sums(x, dy, form):
-    return value_and_gradient(lambda t: reference.sinkhorn(t.bfloat16(), N_ITERS, form=form).double(), x, dy)
-
-
-def half_precision_scaling(x, dy, form):
-    rounding = Rounding(7, unit=2.0**-11)
-    return testing.scaling_form(x.double(), dy.double(), N_ITERS, 1e-6, form, "rows", rounding)
-
-
-def one_element_scaled(x, dy, form):
-    p, dx = right(x, dy, form)
-    p[-1, 1, 2] *= 1 + 1e-4
-    largest = dx[-1].abs().argmax()
-    dx[-1].view(-1)[largest] *= 1 + 1e-4
-    return p, dx
-
-
-def gradient_of_another_matrix_added(x, dy, form):
-    p, dx = right(x, dy, form)
-    dx[0] += 1e-4 * dx[1]
-    return p, dx
-
-
-def gradient_of_the_last_iterations(x, dy, form):
-    """The history cut short: the first half of the iterations is taken for constant."""
-    half = N_ITERS // 2
-    middle = reference.sinkhorn(x.double(), half, form="log").log()
-    return right(x, dy, form)[0], right(middle, dy, form, n_iters=N_ITERS - half)[1]
-
-
-def no_eps(x, dy, form):
-    return right(x, dy, form, eps=0.0)
-
-
-IN_BOTH = (
-    lambda x, dy, form: right(x, dy, form, n_iters=N_ITERS - 1),
-    lambda x, dy, form: right(x.bfloat16().float(), dy, form),
-    bfloat16_sums,
-    half_precision_scaling,
-    one_element_scaled,
-)
-"""An iteration missing, logits rounded to bfloat16, and so on."""
-FAULTS = [
-    *((fault, form, of) for fault in IN_BOTH for form in FORMS for of in (0, 1)),
-    *((gradient_of_another_matrix_added, form, 1) for form in FORMS),
-    (no_eps, "deepseek", 0),
-    (no_eps, "deepseek", 1),
-    (eps_left_out_of_the_gradient, "deepseek", 1),
-    (gradient_of_the_last_iterations, "log", 1),
-]
-"""(fault, form, which of P and dX shows it)."""
-
-
-@pytest.mark.parametrize(("fault", "form", "of"), FAULTS)
-def test_faults_exceed_the_budget(fault, form, of):
-    """A stale, missing or swapped matrix errs by more than any of these."""
-    x = make_logits("randn_3", 16, 4, 4)
-    dy = make_cotangents(x)
-    found, true = fault(x, dy, form), right(x, dy, form)
-    budget = testing.error_budget(x, dy, N_ITERS, form=form)
-    assert worst(found[of], true[of], budget[of]) > 2
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
