@@ -78,26 +78,6 @@ def test_lanes_are_an_int(lanes):
         nn.SinkhornLaneMixer(lanes)
 
 
-@pytest.mark.parametrize(
-    ("logits", "said"),
-    [
-        (torch.eye(4, dtype=torch.int64), "dtype torch.int64"),
-        (torch.ones(4, 4, dtype=torch.bool), "dtype torch.bool"),
-        (torch.ones(4, 4, dtype=torch.complex64), "dtype torch.complex64"),
-        (torch.eye(4).to(torch.float8_e4m3fn), "dtype torch.float8_e4m3fn"),
-        (torch.eye(4).to_sparse(), "layout torch.sparse_coo"),
-        (None, "a NoneType; pass a torch.Tensor"),
-    ],
-    ids=lambda given: given if isinstance(given, str) else "",
-)
-def test_modules_refuse_what_they_would_convert(logits, said):
-    """As `sinkhorn` does: integers came back as integers, all 0."""
-    with pytest.raises(TypeError, match=f"logits .*{said}"):
-        nn.FusedMHC()(logits)
-    with pytest.raises(TypeError, match=f"x_lanes .*{said}"):
-        nn.SinkhornLaneMixer(4)(logits)
-
-
 @pytest.mark.parametrize("lead", [(), (1,), (32,), (2, 3), (0,), (2, 1, 3)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_fused_mhc_of_any_leading_shape_and_dtype(lead, dtype):
