@@ -123,11 +123,12 @@ def assert_alone_as_with_others(row, given):
         assert torch.equal(alone[argument], every[argument]), argument
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", PARTS)
-def test_a_gradient_that_is_asked_for_with_others_has_the_same_bits(name, device):
+def test_a_gradient_that_is_asked_for_with_others_has_the_same_bits(name):
+    """As on a CPU, by test_autograd.py."""
     row = OPERATORS[name]
-    assert_alone_as_with_others(row, {name: x.to(device) for name, x in row.arguments(67).items()})
+    assert_alone_as_with_others(row, {name: x.cuda() for name, x in row.arguments(67).items()})
 
 
 @pytest.mark.gpu

@@ -365,14 +365,6 @@ def test_dx_is_written_over_a_gradient_that_is_nobody_elses(monkeypatch, one_pas
 # Who gets it
 
 
-def test_nothing_measured_is_the_backward_of_the_parts(names):
-    """The launches that there were before there was another way."""
-    given, upstream = boundary_inputs(5, n=4, c=24)
-    results(boundary, given, upstream)
-    assert tuple(names[-5:]) == IN_PARTS
-    assert not set(names) & set(launch.KERNELS)
-
-
 @pytest.mark.parametrize(
     ("changed", "taken"),
     [

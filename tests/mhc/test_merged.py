@@ -175,6 +175,7 @@ def test_the_option_is_compiled_once_for_any_number_of_tokens():
     from torch._dynamo.testing import CompileCounterWithBackend
 
     def run(x):
+        x = x + hc_expand(x[:, :C], N, merged=True)
         y, post, comb, residual = hc_site(x, *SITE, merged=True)
         return hc_post(y, residual, post, comb, merged=True)
 

@@ -238,7 +238,6 @@ REFUSED = {
     "deviation": (lambda: nn.HyperHead(8, initializer_range=-1.0), ValueError, "initializer_range is -1.0"),
     "NaN": (lambda: nn.HyperConnection(8, initializer_range=math.nan), ValueError, "_range is nan; pass"),
     "no number": (lambda: nn.HyperConnection(8, initializer_range="x"), TypeError, "_range is 'x'; pass"),
-    "no tensor": (lambda: head()([1.0]), TypeError, "x is a list; pass a torch.Tensor"),
 }  # fmt: skip
 
 
