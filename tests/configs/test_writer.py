@@ -13,11 +13,9 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from stored import FIELDS, KERNEL, entry, file_of, write
+from stored import KERNEL, entry, file_of
 
-from helion_sinkhorn.configs import lookup, store
+from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS, kernel_calls
 from helion_sinkhorn.lab.tuning import writer
@@ -185,45 +183,6 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, path, monkeypatc
     assert path.read_text() == before
     assert not list(tmp_path.rglob("*.tmp"))
     assert caplog.records == []
-
-
-# whatever JSON can say, and things that are nearly right
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@st.composite
-def nearly_right(draw):
-    """A good file with something else in one place."""
-    data = file_of([entry(8), entry(64)])
-    place = draw(st.sampled_from(["schema", "entries", "entry", "key", "field", "batch"]))
-    value = draw(JSON)
-    if place in data:
-        data[place] = value
-    elif place == "entry":
-        data["entries"][1] = value
-    elif place == "field":
-        data["entries"][1][draw(st.sampled_from(["config", "variant", "evidence"]))] = value
-    elif place == "key":
-        data["entries"][1]["key"] = value
-    else:
-        data["entries"][1]["key"][draw(st.sampled_from([*FIELDS, "batch"]))] = value
-    return data
-
-
-@given(st.one_of(JSON, nearly_right()).map(lambda d: json.dumps(d).encode()) | st.binary(max_size=64))
-def test_no_file_makes_a_call_fail(tmp_path_factory, content):
-    folder = tmp_path_factory.mktemp("fuzz")
-    write(folder, []).write_bytes(content)
-    found = store.read(folder, "h200", KERNEL)
-    key = store.key_of(FIELDS)
-    for batch in (1, 8, 1 << 20):
-        chosen = lookup.preferred(found, key, batch, "3.9")
-        assert chosen is None or (chosen in found and chosen.key == key)
-    hash(found)
 
 
 def test_sixteen_threads_at_the_first_call(tmp_path, path, monkeypatch, caplog):
