@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 
 import pytest
@@ -13,11 +12,11 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="the bodies import Triton")
 
 from reference_mode import of_each_variant
+from tiles import computed
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.balance.workloads import ROWS as BALANCE
 from helion_sinkhorn.lab.dot_compress.workloads import ROWS as DOT_COMPRESS
-from helion_sinkhorn.lab.evidence import EVERY_STEP
 from helion_sinkhorn.lab.mixes.workloads import ROWS as MIXES
 from helion_sinkhorn.lab.operators import KERNELS, OPERATORS, TRIALS
 from helion_sinkhorn.lab.post.workloads import ROWS as POST
@@ -25,6 +24,7 @@ from helion_sinkhorn.lab.pre.quantized.workloads import ROWS as QUANTIZE
 from helion_sinkhorn.lab.pre.workloads import ROWS as PRE
 from helion_sinkhorn.lab.site.budget import RESULTS as OF_SITE
 from helion_sinkhorn.lab.site.workloads import ROWS as SITE
+from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.lab.split.workloads import ROWS as SPLIT
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes
 from helion_sinkhorn.ops.mhc.mixes.space import CHUNK, MixesCall
@@ -48,22 +48,6 @@ FLOATS = torch.float32, torch.bfloat16, torch.float16
 COEFFICIENTS = *FLOATS, torch.float64
 
 
-@functools.lru_cache(maxsize=2)
-def problem(workload):
-    """The operator of a workload, its inputs and their truths, for each path that is tested by them."""
-    (operator,) = [row for row in OPERATORS.values() if isinstance(workload, row.workload)]
-    inputs = operator.inputs(workload, EVERY_STEP)
-    return operator, inputs, operator.truths(workload, *inputs)
-
-
-def computed(workload, device="cpu", choices=None):
-    """(name, truth, result) of each result, by kernels with these choices or by the path of a CPU."""
-    operator, inputs, truths = problem(workload)
-    results = OF_SITE if operator.name == "hc_site" else operator.results(workload)
-    found = operator.run(workload, choices, results, *(t.to(device) for t in inputs))
-    return [(name, truths[name], t) for name, t in found.items()]
-
-
 def paths_of(name, place, workload):
     """eager: PyTorch.  A site has no path of its own there."""
     yield "gpu", pytest.mark.gpu
@@ -83,9 +67,9 @@ def paths_of(name, place, workload):
     ],
 )
 def test_every_workload_is_within_its_budget(workload, path):
-    for name, truth, found in computed(
-        workload, "cuda" if path == "gpu" else "cpu", None if path == "eager" else {}
-    ):
+    device, choices = "cuda" if path == "gpu" else "cpu", None if path == "eager" else {}
+    of = OF_SITE if isinstance(workload, HcSiteWorkload) else ()
+    for name, truth, found in computed(workload, device, choices, of):
         assert truth.judge(found).reasons == [], name
         # codes and scales come as float32, which has them exactly
         assert found.dtype == truth.dtype, name

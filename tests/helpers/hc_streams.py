@@ -1,4 +1,4 @@
-"""Inputs of hc_pre and hc_post, their results with gradients, and the errors of these."""
+"""Inputs of hc_pre and hc_post, their results with gradients, and what these allocate."""
 
 from __future__ import annotations
 
@@ -9,68 +9,31 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helion_sinkhorn import hc_post, hc_pre
 from helion_sinkhorn.lab.post import budget as post_budget
 from helion_sinkhorn.lab.pre import budget as pre_budget
-from helion_sinkhorn.lab.rounding import worst
 
 
-def of_weights(dtype, coefficients):
-    """The dtype of the coefficients: as asked, or the computing type."""
-    return coefficients or (torch.float64 if dtype == torch.float64 else torch.float32)
-
-
-def pre_inputs(*lead, n=4, c=33, dtype=torch.float32, coefficients=None, seed=0):
+def pre_inputs(*lead, n=4, c, dtype=torch.float32):
     """(x, pre, dy)."""
-    weights = of_weights(dtype, coefficients)
-    return (
-        randn(*lead, n, c, seed=seed, dtype=dtype),
-        randn(*lead, n, seed=seed + 1, dtype=weights),
-        randn(*lead, c, seed=seed + 2, dtype=dtype),
-    )
+    return randn(*lead, n, c, dtype=dtype), randn(*lead, n, seed=1), randn(*lead, c, seed=2, dtype=dtype)
 
 
-def pre_results(x, pre, dy, f=hc_pre, **options):
+def pre_results(x, pre, dy):
     """{"y", "dx", "dpre"}."""
-    return dict(zip(pre_budget.RESULTS, values_and_gradients(f, (x, pre), [dy], **options), strict=True))
+    return dict(zip(pre_budget.RESULTS, values_and_gradients(hc_pre, (x, pre), [dy]), strict=True))
 
 
-def pre_errors(found, x, pre, dy):
-    """The largest error of each result in units of its budget."""
-    truth, budgets = pre_budget.exact(x, pre, dy), pre_budget.error_budget(x, pre, dy)
-    return {name: worst(t, truth[name], budgets[name]) for name, t in found.items()}
-
-
-def post_inputs(
-    *lead, n=4, c=33, dtype=torch.float32, coefficients=None, f_dtype=None, has_bias=True, seed=0
-):
+def post_inputs(*lead, n=4, c=33, dtype=torch.float32, has_bias=True):
     """(f, x, post, comb, bias or None, upstream gradient)."""
-    weights = of_weights(dtype, coefficients)
     return (
-        randn(*lead, c, seed=seed, dtype=f_dtype or dtype),
-        randn(*lead, n, c, seed=seed + 1, dtype=dtype),
-        randn(*lead, n, seed=seed + 2, dtype=weights),
-        randn(*lead, n, n, seed=seed + 3, dtype=weights),
-        randn(c, seed=seed + 4, dtype=weights) if has_bias else None,
-        randn(*lead, n, c, seed=seed + 5, dtype=dtype),
-    )
+        randn(*lead, c, dtype=dtype), randn(*lead, n, c, seed=1, dtype=dtype), randn(*lead, n, seed=2),
+        randn(*lead, n, n, seed=3), randn(c, seed=4) if has_bias else None,
+        randn(*lead, n, c, seed=5, dtype=dtype),
+    )  # fmt: skip
 
 
-def post_results(f, x, post, comb, bias, grad, call=hc_post, **options):
+def post_results(f, x, post, comb, bias, grad):
     """{"out", "df", "dx", "dpost", "dcomb", and with a bias "dbias"}."""
     given = [t for t in (f, x, post, comb, bias) if t is not None]
-    return dict(zip(post_budget.RESULTS, values_and_gradients(call, given, [grad], **options), strict=False))
-
-
-def post_errors(found, f, x, post, comb, bias, grad, comb_order="io"):
-    """The largest error of each result in units of its budget, all tokens as one element."""
-    lead = x.dim() - 2
-    tokens = x.shape[:lead].numel()
-
-    def flat(t):
-        return t.reshape(1, tokens, *t.shape[lead:])
-
-    each = *map(flat, (f, x, post, comb, grad)), None if bias is None else bias[None], comb_order
-    truth, budgets = post_budget.exact(*each), post_budget.error_budget(*each)
-    whole = {name: t[None, None] if name == "dbias" else flat(t) for name, t in found.items()}
-    return {name: worst(t, truth[name], budgets[name]) for name, t in whole.items()}
+    return dict(zip(post_budget.RESULTS, values_and_gradients(hc_post, given, [grad]), strict=False))
 
 
 def one_rounding(found, truth):

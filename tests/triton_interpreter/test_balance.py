@@ -5,31 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 from balance_steps import DRAWN, NESTEROV, NONE, USUAL, assert_as_rounded_once, defined, drawn
+from tiles import assert_within, tiles
 
-from helion_sinkhorn.lab.balance.evidence import EVIDENCE, truths
 from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.ops.balance import launch
 from helion_sinkhorn.ops.balance.launch import Launches
 from helion_sinkhorn.ops.balance.options import BalanceOptions
 from helion_sinkhorn.ops.balance.passes import Average, step
-from helion_sinkhorn.runtime.kernel import Choice
 
 # tiles that neither the rows of a share nor the shares nor the columns divide
 BLOCKS = dict.fromkeys(launch.KERNELS, (4,)) | {launch.COLUMNS: (4, 8)}
-CHOICES = {
-    name: Choice(
-        name, (("block_sizes", sizes), ("num_warps", 1)), (("programs", 1),) * (name == launch.STEP), "a test"
-    )
-    for name, sizes in BLOCKS.items()
-}
+CHOICES = tiles(BLOCKS, **{launch.STEP: (("programs", 1),)})
 SINKGD = BalanceOptions(10, 0.0, scale="none")
-
-
-def check(workload, choices):
-    inputs = workload.make_inputs()
-    right = truths(workload, *inputs)
-    for name, found in EVIDENCE.run(workload, choices, EVIDENCE.results(workload), *inputs).items():
-        assert right[name].judge(found).reasons == [], name
 
 
 @pytest.mark.parametrize("settings", [BalanceOptions(), SINKGD, BalanceOptions(4, first="cols")], ids=str)
@@ -41,7 +28,7 @@ def check(workload, choices):
 def test_updates(batch, m, n, dtype, settings):
     values = "normal" if m == 2 else "model"
     workload = BalanceWorkload("tiles", batch, frozenset(), "", n, m, dtype, values, settings)
-    check(workload, CHOICES)
+    assert_within(workload, CHOICES)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +53,7 @@ def test_updates(batch, m, n, dtype, settings):
 )
 def test_steps(batch, m, n, dtype, values, average, settings):
     workload = BalanceWorkload("tiles", batch, frozenset(), "", n, m, dtype, values, settings, average)
-    check(workload, CHOICES)
+    assert_within(workload, CHOICES)
 
 
 @pytest.mark.parametrize(("values", "dtype"), DRAWN, ids=str)
@@ -95,4 +82,4 @@ def test_masked_rows_are_neither_read_nor_written():
 
 
 def test_defaults():
-    check(BalanceWorkload("defaults", 2, frozenset(), "", 64, 70), {})
+    assert_within(BalanceWorkload("defaults", 2, frozenset(), "", 64, 70), {})

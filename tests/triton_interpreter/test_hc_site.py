@@ -7,22 +7,22 @@ import dataclasses
 import pytest
 import torch
 from hc_boundaries import boundary_inputs
-from hc_sites import first_element, shares_of_budget
 from hc_streams import post_inputs
+from tiles import assert_within
 
 from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.lab.evidence import EVERY_STEP
 from helion_sinkhorn.lab.pre.normed import budget as normed_budget
 from helion_sinkhorn.lab.rounding import worst
 from helion_sinkhorn.lab.site.boundary.trials import of_head_sums
-from helion_sinkhorn.lab.site.budget import RESULTS
+from helion_sinkhorn.lab.site.evidence import EVIDENCE, OF_TOKENS
 from helion_sinkhorn.lab.site.trials import ERRORS, boundary_error, boundary_gradients_error, of_second
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
-from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteOptions, SiteParameters
+from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.out import Out
 from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
 from helion_sinkhorn.ops.mhc.pre.normed import launch as normed_launch
-from helion_sinkhorn.ops.mhc.site import launch
 from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_backward
 from helion_sinkhorn.ops.mhc.site.boundary.head import launch as head_launch
@@ -40,22 +40,6 @@ def asked(n, c, tokens=TOKENS, **options):
     return HcSiteWorkload("asked", 1, frozenset(), "a test", n, c, tokens, n_iters=3, **options)
 
 
-def results(workload, given, upstream):
-    """RESULTS of one element."""
-    (x, *parameters), (dresidual, dy, dpost, dcomb) = given, upstream
-    site = SiteParameters(*parameters)
-    y, pre, post, comb, *made = launch.forward(x, site, None, workload.arguments)
-    upstream, kept = SiteGradients(dresidual, dy, None, dpost, dcomb), Kept(x, site, pre, *made, own=True)
-    dx, dfn, sums, *_ = launch.backward(upstream, kept, workload.arguments)
-    dbase, dscale = sums.split((workload.m, 3))
-    return dict(zip(RESULTS, (y, post, comb, dx, dfn, dscale, dbase), strict=True))
-
-
-def check(workload):
-    shares = shares_of_budget(workload, results(workload, *first_element(workload)))
-    assert max(shares.values()) <= 1, shares
-
-
 @pytest.mark.parametrize(
     ("n", "c", "options"),
     [
@@ -67,12 +51,12 @@ def check(workload):
     ids=str,
 )
 def test_values_and_gradients(n, c, options):
-    check(asked(n, c, **options))
+    assert_within(asked(n, c, **options), {})
 
 
 @pytest.mark.parametrize("tokens", [5, *(pytest.param(t, marks=BY_NIGHT) for t in (1, 2, 300))])
 def test_shares_of_tokens(tokens):
-    check(asked(2, 20, tokens))
+    assert_within(asked(2, 20, tokens), {})
 
 
 @BY_NIGHT
@@ -99,12 +83,12 @@ def test_a_boundary_over_its_arguments():
 @BY_NIGHT
 def test_a_token_has_the_same_bits_alone():
     workload = asked(3, 67)
-    (x, *parameters), upstream = first_element(workload)
-    whole = results(workload, (x, *parameters), upstream)
+    given = EVIDENCE.inputs(workload, EVERY_STEP)
+    whole = EVIDENCE.run(workload, {}, OF_TOKENS, *given)
     for at in (slice(0, 1), slice(20, 21), slice(5, 60)):
-        part = results(workload, (x[at], *parameters), [t[at] for t in upstream])
-        for name in RESULTS[:4]:
-            assert torch.equal(part[name], whole[name][at]), name
+        part = EVIDENCE.run(workload, {}, OF_TOKENS, *(t[:, at] for t in given[:5]), *given[5:])
+        for name in OF_TOKENS:
+            assert torch.equal(part[name], whole[name][:, at]), name
 
 
 BACKWARDS = SiteCall("bfloat16", 2, 520, "float32"), SiteCall("float32", 3, 40, "tf32")

@@ -1,4 +1,4 @@
-"""The Triton code of the walks of linear attention against float64, where steps come from cu_seqlens."""
+"""The Triton code of linear attention: walks of packed sequences, chunks with their masks and branches."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import dataclasses
 
 import pytest
 import torch
+from attention_problem import problem
 
 from helion_sinkhorn.lab.linear_attention.budget import Case
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
 from helion_sinkhorn.ops.linear_attention.recurrent import launch as linear_attention_launch
 
 
@@ -22,4 +24,16 @@ def test_packed_sequences(gates, reverse, offsets):
     packed = case.inputs["cu_seqlens"].to(offsets)
     case = dataclasses.replace(case, inputs={**case.inputs, "cu_seqlens": packed})
     ratios = case.judge(case.run_module(linear_attention_launch))
+    assert max(ratios.values()) <= 1, ratios
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("steps", "dk", "dv", "strength", "reverse"),
+    [(70, 20, 19, 0.01, False), (70, 20, 19, 30.0, True), (1, 1, 1, 0.01, True)],
+    ids=["one product", "levels", "smallest"],
+)
+def test_chunks(steps, dk, dv, strength, reverse, dtype):
+    case = problem("g g_gamma gk", (1, steps, 2, dk, dv), dtype, strength=strength, reverse=reverse)
+    ratios = case.judge(case.run_module(chunked), "chunked")
     assert max(ratios.values()) <= 1, ratios
