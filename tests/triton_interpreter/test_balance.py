@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from balance_steps import DRAWN, NESTEROV, NONE, USUAL, assert_as_rounded_once, defined, drawn
 from tiles import assert_within, tiles
 
 from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.ops.balance import launch
 from helion_sinkhorn.ops.balance.launch import Launches
 from helion_sinkhorn.ops.balance.options import BalanceOptions
-from helion_sinkhorn.ops.balance.passes import Average, step
+from helion_sinkhorn.ops.balance.passes import Average
 
 # tiles that neither the rows of a share nor the shares nor the columns divide
 BLOCKS = dict.fromkeys(launch.KERNELS, (4,)) | {launch.COLUMNS: (4, 8)}
@@ -54,16 +53,6 @@ def test_updates(batch, m, n, dtype, settings):
 def test_steps(batch, m, n, dtype, values, average, settings):
     workload = BalanceWorkload("tiles", batch, frozenset(), "", n, m, dtype, values, settings, average)
     assert_within(workload, CHOICES)
-
-
-@pytest.mark.parametrize(("values", "dtype"), DRAWN, ids=str)
-@pytest.mark.parametrize("average", [NESTEROV, NONE], ids=str)
-def test_a_step_is_the_definition_rounded_once(average, values, dtype):
-    *read, weight = given = drawn(values, dtype, average)
-    options, size = BalanceOptions(), torch.full((1,), USUAL * weight.size(2) ** 0.5)
-    (*_, exact) = defined(average, options, USUAL, *given)
-    step([weight], read[:1], read[1:], average, size, options, [], Launches(CHOICES))
-    assert_as_rounded_once(weight, exact)
 
 
 def test_masked_rows_are_neither_read_nor_written():
