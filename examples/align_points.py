@@ -15,7 +15,7 @@ import argparse
 
 
 def parsed(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("python examples/align_points.py", description=__doc__.splitlines()[0])
     parser.add_argument("--n", type=int, default=1000, help="points")
     parser.add_argument("--steps", type=int, default=40)
     args = parser.parse_args(words)

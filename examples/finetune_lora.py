@@ -15,7 +15,7 @@ import sys
 
 
 def parsed(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("python examples/finetune_lora.py", description=__doc__.splitlines()[0])
     for name, default in (("steps", 200), ("hidden", 64), ("rank", 8), ("batch", 8)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args(words)

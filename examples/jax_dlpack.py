@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 
 def parsed(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("python examples/jax_dlpack.py", description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int, default=1024)
     args = parser.parse_args(words)
     if args.batch < 1:

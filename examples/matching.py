@@ -15,7 +15,7 @@ import argparse
 
 
 def parsed(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("python examples/matching.py", description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--n", type=int, default=8, help="numbers of a list")
     parser.add_argument("--batch", type=int, default=64)

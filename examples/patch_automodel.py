@@ -15,7 +15,8 @@ import sys
 
 
 def parsed(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    name, does = "python examples/patch_automodel.py", __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser(name, description=does)
     parser.add_argument("--model", choices=("v4", "v41"), default="v41")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     return parser.parse_args(words)

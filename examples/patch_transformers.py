@@ -19,7 +19,8 @@ MODELS = "deepseek-v4", "glm-5.3"
 
 
 def parsed(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    name, does = "python examples/patch_transformers.py", __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser(name, description=does)
     parser.add_argument("--model", choices=MODELS, default=MODELS[0])
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--length", type=int, default=32)

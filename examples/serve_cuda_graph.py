@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 
 def parsed(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    name, does = "python examples/serve_cuda_graph.py", __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser(name, description=does)
     parser.add_argument("--tokens", type=int, default=64, help="of a step")
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=4)

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 
 def parsed(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    name, does = "python examples/serve_transformers.py", __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser(name, description=does)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     for name, default in (("hidden", 128), ("layers", 4), ("batch", 4), ("prompt", 128), ("steps", 24)):
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -17,7 +17,7 @@ STREAMS, HEADS, SYMBOLS, HALF = 4, 4, 16, 8
 
 
 def parsed(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("python examples/train_mhc.py", description=__doc__.splitlines()[0])
     for name, default in (("steps", 200), ("hidden", 64), ("blocks", 1), ("batch", 32)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args(words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from helion_sinkhorn.lab.machine.listing import ENCODING
+from helion_sinkhorn.lab.machine.mnemonics import ENCODING
 
 LABEL = re.compile(r"(\.L\w+|\w+):")
 MODES = {
