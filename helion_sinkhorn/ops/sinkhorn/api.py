@@ -75,8 +75,8 @@ def sinkhorn(
     The log form takes marginals r and c and a temperature t: P = exp(X / t + f + g), and a row step is
     f <- log r - logsumexp(X / t + g, -1), a column step g <- log c - logsumexp(X / t + f, -2), from g = 0.
     By default the gradient is the exact adjoint of these iterations, eps terms included, whether they have
-    converged or not.  Only the logits are kept for it; with marginals, and beyond 128 rows or columns, two
-    vectors of each iteration are kept too.
+    converged or not.  Only the logits are kept for it; with marginals, and beyond 128 rows or columns (65536
+    entries on a CPU), two vectors of each iteration are kept too.
 
     Args:
         logits: (..., n, m) natural logarithms, float32, bfloat16, float16 or float64, any layout.

@@ -1,4 +1,4 @@
-"""A few iterations by their definition, on matrices (..., n, m) that stay in a cache.
+"""A few iterations by their definition, on matrices (..., n, m).
 
 Without vectors there are fewer calls, but each half-step rounds every entry again, which adds up over many.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import torch
 
+from helion_sinkhorn.runtime.pieces import sum_over
+
 MOST_ITERS = 3
-"""Of the deepseek form.  Of the log form, whose half-steps take exponentials here, it is one."""
+"""Iterations of the deepseek form; one of the log form, whose half-steps take exponentials here."""
 
 
 def suits(n_iters: int, eps: float) -> bool:
@@ -21,10 +23,22 @@ def axis_of(step: int) -> int:
     return (-2, -1)[step % 2]
 
 
+def sums(terms: torch.Tensor, axis: int) -> torch.Tensor:
+    """The sums over an axis, which is kept; those of columns by halves, as in `line_sums`."""
+    if axis == -1:
+        return terms.sum(-1, keepdim=True)
+    first, second = terms.chunk(2, -2)
+    first = first.clone()
+    first[..., : second.size(-2), :].add_(second)
+    return sum_over(first, -2).unsqueeze(-2)
+
+
 def shares(log_rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Terms of columns, the largest of each 1, and their sums; overwrites the logarithms."""
-    terms = log_rows.sub_(log_rows.amax(-2, keepdim=True)).exp_()
-    return terms, terms.sum(-2, keepdim=True)
+    top = log_rows.amax(-2, keepdim=True)
+    # a column of -inf makes its whole matrix NaN, as further iterations would
+    terms = log_rows.sub_(top + 0.0 * top.amin(-1, keepdim=True)).exp_()
+    return terms, sums(terms, -2)
 
 
 def forward(x: torch.Tensor, n_iters: int, eps: float, out: torch.Tensor) -> None:
@@ -34,7 +48,7 @@ def forward(x: torch.Tensor, n_iters: int, eps: float, out: torch.Tensor) -> Non
         return
     p = x.softmax(-1).add_(eps)
     for k in range(2 * n_iters - 1):
-        q = p.sum(axis_of(k), keepdim=True).add_(eps).reciprocal_()
+        q = sums(p, axis_of(k)).add_(eps).reciprocal_()
         torch.mul(p, q, out=p if k < 2 * n_iters - 2 else out)
 
 
@@ -42,18 +56,19 @@ def backward(x: torch.Tensor, dy: torch.Tensor, n_iters: int, eps: float) -> tor
     """dX by a projection for each half-step."""
     if not eps:
         z = x.softmax(-1)
-        p, sums = shares(x.log_softmax(-1))
-        d = p.div_(sums) * dy
-        d.addcmul_(p, d.sum(-2, keepdim=True), value=-1.0)
-        return d.addcmul_(z, d.sum(-1, keepdim=True), value=-1.0)
+        p, of_columns = shares(x.log_softmax(-1))
+        d = p.div_(of_columns) * dy
+        d.addcmul_(p, sums(d, -2), value=-1.0)
+        return d.addcmul_(z, sums(d, -1), value=-1.0)
     z = x.softmax(-1)
     p, steps = z + eps, []
     for k in range(2 * n_iters - 1):
-        q = p.sum(axis_of(k), keepdim=True).add_(eps).reciprocal_()
+        q = sums(p, axis_of(k)).add_(eps).reciprocal_()
         p = p * q
         steps.append((axis_of(k), p, q))
     d = dy
-    for axis, p, q in reversed(steps):
-        d = (d - (d * p).sum(axis, keepdim=True)).mul_(q)
+    while steps:
+        axis, p, q = steps.pop()
+        d = (d - sums(d * p, axis)).mul_(q)
     d = d.mul_(z)
-    return d.addcmul_(z, d.sum(-1, keepdim=True), value=-1.0)
+    return d.addcmul_(z, sums(d, -1), value=-1.0)

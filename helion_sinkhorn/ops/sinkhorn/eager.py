@@ -1,8 +1,9 @@
 """Sinkhorn-Knopp in vectorised PyTorch: forward and exact backward from the logits only.
 
 This is what a CPU runs, and a GPU for float64 or matrices beyond the kernels' range.  It has the scaling form
-of the kernels (docs/dev/math.md).  Tensors are (n, m, C) with C matrices, as many as stay in cache.  With few
-matrices the calls of operations take most of the time, so the operations are as few as possible.
+of the kernels (docs/dev/math.md), but for a few iterations.  Tensors are (n, m, C) with C matrices, as many
+as stay in cache.  With few matrices the calls of operations take most of the time, so the operations are as
+few as possible.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Sums over rows and columns of C matrices (n, m, C) in PyTorch, with bits independent of other matrices.
 
-torch.sum of contiguous matrices adds up each row, and each column, in an order that only n and m decide.
-Lines of a few entries would cost a call of its inner loop each: there matrices lie side by side, and sums
-are added up by halves.  Only n and m decide between the two.
+In torch.sum the order of additions depends on the shape of the whole tensor and on the number of threads,
+except for contiguous lines, each of which it sums by itself.  So lines of one side are contiguous where they
+are long.  All other sums are added up by halves, short lines with matrices side by side, since each would
+cost a call of an inner loop.  Only n and m decide.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SIDE_BY_SIDE = 16
 def contiguous_axis(x: torch.Tensor) -> int | None:
     """The axis of x (n, m, C) along which its lines are contiguous; None where matrices lie side by side.
 
-    On a CPU only, and not of single lines, which torch.sum shares between threads.
+    On a CPU only, and not of a single line, which torch.sum shares between threads.
     """
     n, m = x.shape[:2]
     if x.dim() != 3 or x.device.type != "cpu" or min(n, m) < 2:
@@ -78,7 +79,7 @@ class Sums:
 
     def __init__(self, like: torch.Tensor) -> None:
         self.terms = torch.empty_like(like)
-        self._whole = contiguous_axis(like) is not None
+        self._contiguous = contiguous_axis(like)
         self._over: dict[int, tuple[Sequence[Callable], torch.Tensor]] = {}
         is_large = like.dim() == 3 and like.size(0) * like.size(1) >= LARGE
         self.quotient = _by_reciprocal if is_large else torch.div
@@ -91,7 +92,7 @@ class Sums:
         """
         if axis not in self._over:
             sums, calls = self.terms.select(axis, 0), []
-            if self._whole:
+            if axis == self._contiguous:
                 sums = torch.empty_like(sums)
                 calls.append(partial(torch.sum, self.terms, axis, out=sums))
             else:
@@ -111,7 +112,7 @@ class Sums:
     def total(self, axis: int, a: torch.Tensor) -> torch.Tensor:
         """The sum of a."""
         calls, sums = self.over(axis)
-        if self._whole:
+        if axis == self._contiguous:
             return torch.sum(a, axis, out=sums)
         self.terms.copy_(a)
         for call in calls:

@@ -1,7 +1,8 @@
 """Sinkhorn of large matrices and with marginals in PyTorch: iterations are products of a matrix and a vector.
 
-A CPU runs it beyond the small matrices of `sinkhorn.eager`, and a GPU for float64 or beyond the kernels.  The
-vectors of every iteration are kept for the gradient, but no matrix (docs/dev/math.md).
+A CPU runs it for marginals, and for several iterations of matrices too large for `sinkhorn.eager`; a GPU for
+float64 or beyond the kernels.  The vectors of every iteration are kept for the gradient, but no matrix
+(docs/dev/math.md).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def is_large(x: torch.Tensor, n_iters: int, eps: float) -> bool:
     n, m = x.shape[-2:]
     if max(n, m) <= SMALL:
         return False
-    return x.device.type != "cpu" or (n * m > LARGE and not definition.suits(n_iters, eps))
+    return x.device.type != "cpu" or (not definition.suits(n_iters, eps) and n * m > LARGE)
 
 
 def resolve_large(implementation: str, logits: torch.Tensor, first: str) -> str:
