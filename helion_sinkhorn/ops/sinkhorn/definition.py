@@ -54,21 +54,19 @@ def forward(x: torch.Tensor, n_iters: int, eps: float, out: torch.Tensor) -> Non
 
 def backward(x: torch.Tensor, dy: torch.Tensor, n_iters: int, eps: float) -> torch.Tensor:
     """dX by a projection for each half-step."""
-    if not eps:
-        z = x.softmax(-1)
+    z = x.softmax(-1)
+    if eps:
+        p, steps, d = z + eps, [], dy
+        for k in range(2 * n_iters - 1):
+            q = sums(p, axis_of(k)).add_(eps).reciprocal_()
+            p = p * q
+            steps.append((axis_of(k), p, q))
+        while steps:
+            axis, p, q = steps.pop()
+            d = (d - sums(d * p, axis)).mul_(q)
+        d.mul_(z)
+    else:
         p, of_columns = shares(x.log_softmax(-1))
         d = p.div_(of_columns) * dy
         d.addcmul_(p, sums(d, -2), value=-1.0)
-        return d.addcmul_(z, sums(d, -1), value=-1.0)
-    z = x.softmax(-1)
-    p, steps = z + eps, []
-    for k in range(2 * n_iters - 1):
-        q = sums(p, axis_of(k)).add_(eps).reciprocal_()
-        p = p * q
-        steps.append((axis_of(k), p, q))
-    d = dy
-    while steps:
-        axis, p, q = steps.pop()
-        d = (d - sums(d * p, axis)).mul_(q)
-    d = d.mul_(z)
     return d.addcmul_(z, sums(d, -1), value=-1.0)
