@@ -26,7 +26,6 @@ from helion_sinkhorn.runtime.checks import (
     refuse_shape,
     type_of,
 )
-from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import needs_gradient
 from helion_sinkhorn.runtime.updates import Update
 
@@ -110,7 +109,6 @@ def hc_last(
     # under a compiler too, which would find no gradient of the kernel
     fits = fewest <= n <= MOST_STREAMS and 1 < columns <= MOST_COLUMNS and not needs_gradient(*there)
     if fits and implementation_for(implementation, "x", x) == "helion":
-        register_sharding_for(*there)
         if head is None:
             op, options = torch_op, (float(y_norm_eps), comb_order)
         else:
@@ -145,4 +143,5 @@ def _of_head(x: torch.Tensor, pre: torch.Tensor | None, head: Head) -> tuple[tor
     if pre is not None:
         raise ValueError("pre and head are given; pass pre=None with a head, which makes the weights itself")
     check_head(x, head)
-    return with_weight(x, head.fn, head.norm_weight), head.scale, head.base
+    fn = head.fn if head.norm_weight is None else with_weight(x, head.fn, head.norm_weight)
+    return fn, head.scale, head.base

@@ -137,10 +137,9 @@ class HyperConnection(_OfStreams):
         site, options = self.site, self.options
         if y_norm is not None:
             site, options = with_norm(site, options, y_norm, streams)
+        implementation = check_implementation(self.implementation)
         check_site(streams, site)
-        y, _, post, comb, residual = crossing(
-            None, streams, site, None, options, check_implementation(self.implementation)
-        )
+        y, _, post, comb, residual = crossing(None, streams, site, None, options, implementation)
         if not with_residual:
             return post, comb, y
         return post, comb, y, joined(residual) if self.merged else residual

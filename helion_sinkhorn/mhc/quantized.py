@@ -17,7 +17,6 @@ from helion_sinkhorn.runtime.checks import (
     check_tensor,
     implementation_for,
 )
-from helion_sinkhorn.runtime.tokens import register_sharding_for
 
 SCALES = ("float32", "e8m0")
 LAYOUTS = ("row", "column")
@@ -116,7 +115,6 @@ def quantize(
         count_change(*out)
         found = torch_op.forward(*given, out=out)
     else:
-        register_sharding_for(u)
         found = torch_op.call(*given)
     return Quantized(*(found if out is None else map(written, found, out)))
 

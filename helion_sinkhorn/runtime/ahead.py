@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.runtime.direct import upcoming
 from helion_sinkhorn.runtime.dispatch import compiling, signature
 from helion_sinkhorn.runtime.generated import PINNED, found, generating
 from helion_sinkhorn.runtime.kernel import Built
 from helion_sinkhorn.runtime.launch import Launcher, device_at, launching_with
+from helion_sinkhorn.runtime.upcoming import upcoming
 
 log = logging.getLogger("helion_sinkhorn")
 Launch = tuple[Any, ...]

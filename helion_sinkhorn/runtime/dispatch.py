@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.runtime.direct import upcoming
 from helion_sinkhorn.runtime.generated import PINNED, host_function
 from helion_sinkhorn.runtime.kernel import Built
+from helion_sinkhorn.runtime.upcoming import upcoming
 from helion_sinkhorn.runtime.views import INT32_ELEMENTS
 
 _programs: dict[Hashable, Callable[..., None]] = {}

@@ -6,6 +6,7 @@ refuses; Dynamo puts the registered operator into what it compiles inside such a
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,11 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 
 NAMESPACE = "helion_sinkhorn"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
+
+
+def operator_named(name: str) -> Any:
+    """torch.ops.helion_sinkhorn.name."""
+    return getattr(getattr(torch.ops, NAMESPACE), name)
 
 
 def register_gradient(
@@ -25,12 +31,12 @@ def register_gradient(
     """`torch.library.register_autograd` for an operator of tensors, without defaults and keywords.
 
     Args:
-        name: "helion_sinkhorn::operator".
+        name: the operator's, without the namespace.
         call: what `torch_op.define` returned for it.
         gradient: (ctx, *gradients of the results) -> a tuple, with None for arguments that are no tensors.
         setup_context: (ctx, inputs, output), as of an autograd.Function.
     """
-    operator = getattr(getattr(torch.ops, NAMESPACE), name.split("::")[1]).default
+    operator = operator_named(name).default
 
     def below(keys, *arguments):
         with torch._C._AutoDispatchBelowAutograd():
@@ -65,3 +71,35 @@ def register_gradient(
             return Registered.apply(*arguments, keys)
 
     _library.impl(name, differentiated, "Autograd", with_keyset=True)
+
+
+def no_double_backward(operator: str):
+    """The derivative of an operator's gradient, which raises."""
+
+    def second(ctx, *grads):
+        raise NotImplementedError(
+            f"{operator} has no second derivative: its backward is a kernel without one. "
+            f"For double backward use helion_sinkhorn.reference.{operator}, "
+            "which autograd differentiates any number of times."
+        )
+
+    return second
+
+
+def no_forward_mode(operator: str):
+    """The forward-mode derivative, which raises."""
+
+    def tangents(ctx, *given):
+        raise NotImplementedError(
+            f"{operator} has no forward-mode derivative, which jvp, jacfwd and hessian ask for. "
+            f"Use grad, vjp or jacrev, or helion_sinkhorn.reference.{operator}, "
+            "which autograd differentiates in either mode."
+        )
+
+    return tangents
+
+
+def with_signature(function):
+    """A function that stores its signature, which autograd would otherwise compute in 8 us of each call."""
+    function.__signature__ = inspect.signature(function)
+    return function

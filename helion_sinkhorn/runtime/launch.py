@@ -19,9 +19,9 @@ from helion_sinkhorn.configs import lookup as lookups
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, Device, current
 from helion_sinkhorn.runtime.choices import choose, refuse, refused, say_default, say_far, say_untuned
-from helion_sinkhorn.runtime.direct import upcoming
 from helion_sinkhorn.runtime.dispatch import kept_launch, run
 from helion_sinkhorn.runtime.kernel import Built, Choice, Kernel, build
+from helion_sinkhorn.runtime.upcoming import upcoming
 from helion_sinkhorn.runtime.views import VECTOR_BYTES
 
 MOST_REPEATS = 4096

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from helion_sinkhorn.runtime.gradients import NAMESPACE
-from helion_sinkhorn.runtime.torch_op import PLAIN, operator_named
+from helion_sinkhorn.runtime.gradients import NAMESPACE, operator_named
+from helion_sinkhorn.runtime.torch_op import unknown_to_dtensor
 
 PARAMETER, SPLITS, SUM = "p", "s", "+"
-_unknown_to_dtensor: list[Callable[[], None]] = []
 
 
 def batch_first(x, dim: int | None, size: int):
@@ -77,7 +75,7 @@ def roles(name: str, of: str, empty: Callable[..., Any], leading: Callable[..., 
         return operator(*folded, *rest), mapped[0] if len(results) == 1 else mapped
 
     if leading is not None:
-        _unknown_to_dtensor.append(functools.partial(_shard, operator, given, results, leading))
+        unknown_to_dtensor.append(functools.partial(_shard, operator, given, results, leading))
 
 
 def _shard(operator, given: str, results: str, leading: Callable[..., int]) -> None:
@@ -102,36 +100,3 @@ def _shard(operator, given: str, results: str, leading: Callable[..., int]) -> N
             return [placement(role, d) for role in results], [*placed, *rest]
 
         return [strategy(d) for d in (None, *range(leading(*arguments)))]
-
-
-def _register_shardings() -> None:
-    while _unknown_to_dtensor:
-        _unknown_to_dtensor.pop()()
-
-
-# Dynamo cannot trace the registration and need not, since it runs once, at compile time.  This flag is what
-# torch.compiler.assume_constant_result sets; calling that would import Dynamo and Triton with us.
-_register_shardings._dynamo_marked_constant = True
-
-
-def may_be_distributed(*tensors: torch.Tensor | None) -> bool:
-    """Whether one of these may be a DTensor, which they can be only if its module is imported."""
-    if "torch.distributed.tensor" not in sys.modules:
-        return False
-    # a list starts faster than a generator
-    return any([t is not None and type(t) not in PLAIN for t in tensors])
-
-
-def has_dtensor(*tensors: torch.Tensor | None) -> bool:
-    """Whether one of these is a DTensor."""
-    if not may_be_distributed(*tensors):
-        return False
-    from torch.distributed.tensor import DTensor
-
-    return any([isinstance(t, DTensor) for t in tensors])
-
-
-def register_sharding_for(*tensors: torch.Tensor | None) -> None:
-    """Register the operators with DTensor once, if one of these may be a DTensor."""
-    if may_be_distributed(*tensors):
-        _register_shardings()

@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from helion_sinkhorn.ops.sinkhorn import launch, torch_op
 from helion_sinkhorn.runtime import ahead, choices, dispatch
-from helion_sinkhorn.runtime.direct import upcoming
 from helion_sinkhorn.runtime.generated import generating
+from helion_sinkhorn.runtime.upcoming import upcoming
 
 GPU = torch.device("cuda", 0)
 

@@ -29,9 +29,9 @@ from helion_sinkhorn.lab.tuning import commands, warm
 from helion_sinkhorn.lab.workloads import WORKLOADS
 from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.runtime import ahead, dispatch, generated, program_cache
-from helion_sinkhorn.runtime.direct import upcoming
 from helion_sinkhorn.runtime.kernel import Choice, build, default_choice
 from helion_sinkhorn.runtime.standalone import load, standalone
+from helion_sinkhorn.runtime.upcoming import upcoming
 
 TESTS = Path(__file__).resolve().parents[1]
 NAME = "host.py"

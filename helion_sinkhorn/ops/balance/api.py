@@ -18,8 +18,7 @@ from helion_sinkhorn.runtime.checks import (
     implementation_for,
     refuse_shape,
 )
-from helion_sinkhorn.runtime.tokens import may_be_distributed
-from helion_sinkhorn.runtime.torch_op import differentiates
+from helion_sinkhorn.runtime.torch_op import differentiates, may_be_distributed
 
 
 def sinkhorn_balance(

@@ -11,7 +11,7 @@ from helion_sinkhorn.ops.balance.options import BalanceOptions
 from helion_sinkhorn.ops.balance.passes import Average
 from helion_sinkhorn.ops.balance.space import LARGEST_N
 from helion_sinkhorn.runtime.checks import implementation_for
-from helion_sinkhorn.runtime.tokens import may_be_distributed
+from helion_sinkhorn.runtime.torch_op import may_be_distributed
 
 
 def step(

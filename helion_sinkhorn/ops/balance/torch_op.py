@@ -105,7 +105,7 @@ call_step = define(
     "bool nesterov, int steps, float zero_row_threshold, float eps, str[] groups, str implementation) -> ()",
     step, lambda *given: None, 4,
 )  # fmt: skip
-register_gradient(f"{NAMESPACE}::{NAME}", call, no_gradient)
+register_gradient(NAME, call, no_gradient)
 
 
 @torch.library.register_vmap(f"{NAMESPACE}::{NAME}")

@@ -13,7 +13,6 @@ from helion_sinkhorn.runtime.checks import (
     check_tensor,
     implementation_for,
 )
-from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import differentiates
 
 LARGEST_D = 1024
@@ -65,7 +64,6 @@ def dot_compress(
     implementation = check_implementation(implementation)
     _check(x, y, z, precise_intermediate)
     serves = _resolve(implementation, x, y)
-    register_sharding_for(x, y)
     parts = 2 if precise_intermediate and x.dtype in (torch.bfloat16, torch.float16) else 1
     given = (x, y) if z is None else (x, y, z)
     run = torch_op.DotCompress.apply if differentiates(*given) else torch_op.call

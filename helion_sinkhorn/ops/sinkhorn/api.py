@@ -25,7 +25,6 @@ from helion_sinkhorn.runtime.checks import (
     implementation_for,
 )
 from helion_sinkhorn.runtime.pieces import computing
-from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import differentiates
 
 FORMS = ("deepseek", "log")
@@ -154,7 +153,6 @@ def sinkhorn(
         p = (wide / temperature).exp().to(dtype)
         return p if parts is None else parts.whole(p)
     implicit = implicit_options(backward)
-    register_sharding_for(logits)
     own_eps = eps if form == "deepseek" else 0.0
     if parts is not None:
         serves = "helion" if parts.by_kernels else "pytorch"

@@ -11,8 +11,7 @@ from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
 from helion_sinkhorn.ops.sinkhorn.large.ranks import Ranks, ranks_of
 from helion_sinkhorn.runtime.checks import check_group, check_implementation
 from helion_sinkhorn.runtime.groups import reduce_over
-from helion_sinkhorn.runtime.tokens import may_be_distributed
-from helion_sinkhorn.runtime.torch_op import needs_gradient
+from helion_sinkhorn.runtime.torch_op import may_be_distributed, needs_gradient
 
 OTHER = {"rows": "cols", "cols": "rows"}
 

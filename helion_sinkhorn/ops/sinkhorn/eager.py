@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
 
 import torch
 
 from helion_sinkhorn.ops.sinkhorn import definition
-from helion_sinkhorn.ops.sinkhorn.line_sums import Sums, contiguous_axis, laid_out, matrices_of_slice
+from helion_sinkhorn.ops.sinkhorn.line_sums import Sums, laid_out, slices
 from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow, rescaling, segment_length
 from helion_sinkhorn.runtime.binade import binade
 from helion_sinkhorn.runtime.pieces import computing
@@ -46,15 +45,16 @@ def _room(like: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
 class _Slice:
     """The iterations on some matrices, lead side on axis 0: x (n, m, C) logits in the computing dtype.
 
-    With u and v the factors of rows and columns, p (n, C) is 1 / u and q (m, C) is 1 / v.
+    With u and v the factors of rows and columns, p (n, C) is 1 / u and q (m, C) is 1 / v.  Lines along `axis`
+    are contiguous.
     """
 
-    def __init__(self, x: torch.Tensor, n_iters: int, eps: float) -> None:
+    def __init__(self, x: torch.Tensor, n_iters: int, eps: float, axis: int | None) -> None:
         self.deepseek = eps > 0
         self.steps = n_iters - 1 if self.deepseek else n_iters
         n, m = x.shape[:2]
         self.rho = 1.0 if n == m else rescaling(n, m, eps, self.steps)
-        self.sums = Sums(x)
+        self.sums = Sums(x, axis)
         z = x - x.amax(1, keepdim=True)
         if self.deepseek:
             # as tensors: a number is made one in every call
@@ -168,21 +168,6 @@ class _Slice:
         return dz.addcmul_(z, sums.total(1, dz).unsqueeze(1), value=-1.0)
 
 
-def as_defined(x: torch.Tensor, n_iters: int, eps: float) -> bool:
-    """Whether x (n, m, C), with contiguous rows, is computed by the definition."""
-    return contiguous_axis(x) == 1 and definition.suits(n_iters, eps)
-
-
-def _slices(first: str, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Tensors of one shape as slices (lead, trail, C), with the matrices that are worked on at a time."""
-    order, slices, count = (1, 2, 0) if first == "rows" else (2, 1, 0), [], 0
-    for t in tensors:
-        t = t.reshape(-1, *t.shape[-2:]).permute(order)
-        count = count or matrices_of_slice(t)
-        slices.append(t.split(count, -1))
-    return zip(*slices, strict=True)
-
-
 def forward(
     x: torch.Tensor, n_iters: int, eps: float, form: str, first: str, out_dtype: torch.dtype
 ) -> torch.Tensor:
@@ -192,12 +177,13 @@ def forward(
         return out
     settle_exp()
     eps, dtype = eps if form == "deepseek" else 0.0, computing(x.dtype)
-    for part, made in _slices(first, x, out):
-        part = laid_out(part, dtype)
-        if as_defined(part, n_iters, eps):
+    axis, each = slices(first, x, out)
+    for part, made in each:
+        part = laid_out(part, dtype, axis)
+        if axis == 1 and definition.suits(n_iters, eps):
             definition.forward(part.permute(2, 0, 1), n_iters, eps, made.permute(2, 0, 1))
         else:
-            _Slice(part, n_iters, eps).write(made)
+            _Slice(part, n_iters, eps, axis).write(made)
     return out
 
 
@@ -216,14 +202,15 @@ def backward(
         return dx
     settle_exp()
     eps, dtype = eps if form == "deepseek" else 0.0, computing(x.dtype)
-    for part, upstream, made in _slices(first, x, dy, dx):
-        part, g, scale = laid_out(part, dtype), laid_out(upstream, dtype), None
+    axis, each = slices(first, x, dy, dx)
+    for part, upstream, made in each:
+        part, g, scale = laid_out(part, dtype, axis), laid_out(upstream, dtype, axis), None
         if may_overflow(eps):
             g, scale = of_order_one(g)
-        if as_defined(part, n_iters, eps):
+        if axis == 1 and definition.suits(n_iters, eps):
             of_matrices = definition.backward(*(t.permute(2, 0, 1) for t in (part, g)), n_iters, eps)
             found = of_matrices.permute(1, 2, 0)
         else:
-            found = _Slice(part, n_iters, eps).gradient(g)
+            found = _Slice(part, n_iters, eps, axis).gradient(g)
         made.copy_(found if scale is None else found.mul_(scale))
     return dx

@@ -9,7 +9,7 @@ Only n and m decide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -33,37 +33,45 @@ SIDE_BY_SIDE = 16
 """Matrices from which on small ones lie side by side; fewer are vectorised over their entries."""
 
 
-def are_long(x: torch.Tensor) -> bool:
-    """Whether each line of x (n, m, C) is summed by itself, which torch.sum does on a CPU only."""
-    return x.dim() == 3 and min(x.size(0), x.size(1)) >= LONG and x.device.type == "cpu"
+def contiguous_axis(n: int, m: int, device: torch.device) -> int | None:
+    """The axis of matrices (n, m, C) along which lines are contiguous; None where matrices lie side by side.
 
-
-def contiguous_axis(x: torch.Tensor) -> int | None:
-    """The axis of x (n, m, C) along which its lines are contiguous; None where matrices lie side by side.
-
-    It is not that of a single line, which torch.sum shares between threads.
+    A contiguous line is summed by itself, which torch.sum does on a CPU only.  The axis is not that of a
+    single line, which torch.sum shares between threads.
     """
-    if are_long(x):
-        return 1
-    if x.dim() != 3 or x.device.type != "cpu" or min(x.size(0), x.size(1)) < 2:
+    if device.type != "cpu" or min(n, m) < 2:
         return None
-    return next((axis for axis in (1, 0) if x.size(axis) >= VERY_LONG), None)
+    if min(n, m) >= LONG or m >= VERY_LONG:
+        return 1
+    return 0 if n >= VERY_LONG else None
 
 
-def matrices_of_slice(x: torch.Tensor) -> int:
-    """How many of x (n, m, C) to work on at a time."""
-    size = x.size(0) * x.size(1) * 4
-    if contiguous_axis(x) is not None:
-        return max(1, CACHE_BYTES_OF_LONG // size)
-    return max(SIDE_BY_SIDE, CACHE_BYTES // size)
+def matrices_of_slice(n: int, m: int, axis: int | None) -> int:
+    """How many matrices (n, m) to work on at a time, for the axis of `contiguous_axis`."""
+    size = n * m * 4
+    return max(SIDE_BY_SIDE, CACHE_BYTES // size) if axis is None else max(1, CACHE_BYTES_OF_LONG // size)
 
 
-def laid_out(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def slices(first: str, *tensors: torch.Tensor) -> tuple[int | None, Iterator[tuple[torch.Tensor, ...]]]:
+    """(the contiguous axis, slices (lead, trail, C) of tensors of one shape).
+
+    A slice has the matrices that are worked on at a time.
+    """
+    n, m = tensors[0].shape[-2:]
+    order = 1, 2, 0
+    if first != "rows":
+        n, m, order = m, n, (2, 1, 0)
+    axis = contiguous_axis(n, m, tensors[0].device)
+    count = matrices_of_slice(n, m, axis)
+    found = [t.reshape(-1, *t.shape[-2:]).permute(order).split(count, -1) for t in tensors]
+    return axis, zip(*found, strict=True)
+
+
+def laid_out(x: torch.Tensor, dtype: torch.dtype, axis: int | None) -> torch.Tensor:
     """x (n, m, C), stored as its lines are summed: as (C, n, m), (C, m, n), or side by side as (n, m, C).
 
     Few matrices with short lines are stored as (C, n, m) too, and vectorised over their entries.
     """
-    axis = contiguous_axis(x)
     if axis == 0:
         return x.permute(2, 1, 0).to(dtype).contiguous().permute(2, 1, 0)
     if axis == 1 or x.size(-1) < SIDE_BY_SIDE:
@@ -78,13 +86,13 @@ def _by_reciprocal(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> to
 class Sums:
     """Sums of terms in the layout of `laid_out`, of matrices or vectors, in one buffer with views made once.
 
-    Each result is a view that the next result overwrites.
+    Each result is a view that the next result overwrites.  Vectors have no contiguous axis.
     """
 
-    def __init__(self, like: torch.Tensor) -> None:
+    def __init__(self, like: torch.Tensor, axis: int | None = None) -> None:
         self.terms = torch.empty_like(like)
-        self._long = are_long(like)
-        self._contiguous = contiguous_axis(like)
+        self._contiguous = axis
+        self._long = axis == 1 and min(like.shape[:2]) >= LONG
         self._turned = self.turned(self.terms, copy=False)
         self._over: dict[tuple[int, bool], tuple[torch.Tensor, Sequence[Callable], torch.Tensor]] = {}
         is_large = like.dim() == 3 and like.size(0) * like.size(1) >= LARGE

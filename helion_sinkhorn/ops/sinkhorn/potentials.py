@@ -12,7 +12,6 @@ from helion_sinkhorn.ops.sinkhorn.large import marginals
 from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
 from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE
 from helion_sinkhorn.runtime.checks import check_int
-from helion_sinkhorn.runtime.tokens import register_sharding_for
 
 
 def sinkhorn_potentials(
@@ -61,7 +60,6 @@ def sinkhorn_potentials(
         implementation = "pytorch"
     serves = served_by(logits, Options(n_iters, 0.0, "log", first), implementation, True)
     of.check(logits, "log", "exact")
-    register_sharding_for(logits)
     ranks = ALONE if parts is None else parts.ranks
     if parts is not None and parts.by_kernels:
         serves = "helion"

@@ -19,7 +19,6 @@ from helion_sinkhorn.runtime.checks import (
 )
 from helion_sinkhorn.runtime.export import named_for_export
 from helion_sinkhorn.runtime.pieces import computing
-from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import differentiates
 
 MOST_ROWS = MOST_STREAMS**2 + 2 * MOST_STREAMS
@@ -120,15 +119,13 @@ def projected(x, fn, norm_weight, options, implementation) -> torch.Tensor:
 
 def weighted(x, fn, norm_weight, implementation) -> tuple[torch.Tensor, str]:
     """fn times the norm's weight, and the implementation that computes the call."""
-    serves = implementation_for(implementation, "x", x, beyond_kernels(fn))
-    register_sharding_for(x, fn, norm_weight)
-    return with_weight(x, fn, norm_weight), serves
+    if norm_weight is not None:
+        fn = with_weight(x, fn, norm_weight)
+    return fn, implementation_for(implementation, "x", x, beyond_kernels(fn))
 
 
 def with_weight(x, fn, norm_weight) -> torch.Tensor:
     """fn times the norm's weight."""
-    if norm_weight is None:
-        return fn
     wide = computing(x.dtype)
     return fn.to(wide) * norm_weight.to(wide)
 

@@ -28,13 +28,6 @@ ALIGNED = 16
 """Rows of a buffer are padded to a multiple of so many entries: 64 bytes of float32."""
 
 
-def _chunks_of(device: torch.device, fn: torch.Tensor) -> tuple[int, ...]:
-    """Numbers of tokens that a chunk may have, ascending, for fn of `_projection`."""
-    if device.type == "cpu":
-        return _summed_alike(*fn.shape, fn.dtype, torch.get_num_threads())
-    return (CHUNK_ON_GPU if device.type == "cuda" else CHUNK,)
-
-
 @functools.cache
 def _summed_alike(m: int, size: int, dtype: torch.dtype, threads: int) -> tuple[int, ...]:
     """CHUNK and the numbers of tokens that give its bits in both products with (m, size), tried once."""
@@ -76,18 +69,21 @@ def _projection(x: torch.Tensor, fn: torch.Tensor) -> torch.Tensor:
     return padded
 
 
-def _chunks(
-    *tensors: torch.Tensor, dtype: torch.dtype, counts: tuple[int, ...]
-) -> Iterator[tuple[slice, list[torch.Tensor]]]:
-    """(tokens as a slice, their rows of each tensor, padded with zeros to one of the counts)."""
-    tokens = tensors[0].size(0)
-    plain = [_is_aligned(t, dtype) for t in tensors]
+def _chunks(fn: torch.Tensor, *tensors: torch.Tensor) -> Iterator[tuple[slice, list[torch.Tensor]]]:
+    """(tokens as a slice, their rows of each tensor, padded with zeros to a number of tokens that a chunk of
+    products with fn of `_projection` may have).
+    """
+    tokens, dtype, device = tensors[0].size(0), fn.dtype, fn.device.type
+    if device == "cpu":
+        counts = _summed_alike(*fn.shape, dtype, torch.get_num_threads())
+    else:
+        counts = (CHUNK_ON_GPU if device == "cuda" else CHUNK,)
     for begin in range(0, tokens, counts[-1]):
         there = min(counts[-1], tokens - begin)
         count = counts[bisect.bisect_left(counts, there)]
         at, made = slice(begin, begin + there), []
-        for t, is_plain in zip(tensors, plain, strict=True):
-            if is_plain and there == count:
+        for t in tensors:
+            if there == count and _is_aligned(t, dtype):
                 made.append(t[at])
                 continue
             made.append(t.new_zeros(count, _padded(t.size(1)), dtype=dtype))
@@ -98,20 +94,21 @@ def _chunks(
 def forward(
     x: torch.Tensor, fn: torch.Tensor, norm_eps: float, eps_outside: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(mixes (T, M), norms (T, 2)) for x (T, K) and fn (M, K); norms are r and k of `norms_of`."""
-    dtype = computing(x.dtype)
+    """(mixes (T, M), norms (T, 2)) for T tokens of K entries, x, and fn (M, K); norms are `norms_of`."""
+    dtype, size = computing(x.dtype), fn.size(1)
+    x = x.reshape(x.numel() // size, size)
     mixes, q = x.new_empty(x.size(0), fn.size(0), dtype=dtype), x.new_empty(x.size(0), dtype=dtype)
     prenorm(x, fn, mixes, q)
-    norms = norms_of(q, x.size(1), norm_eps, eps_outside)
+    norms = norms_of(q, size, norm_eps, eps_outside)
     return mixes.mul_(norms[:, :1]), norms
 
 
 @float32_products()
 def prenorm(x: torch.Tensor, fn: torch.Tensor, product: torch.Tensor, q: torch.Tensor) -> None:
     """Write products (T, M) and mean squares (T,) of x (T, K) and fn (M, K)."""
-    (m, size), dtype = fn.shape, computing(x.dtype)
+    m, size = fn.shape
     fn = _projection(x, fn)
-    for at, (rows,) in _chunks(x, dtype=dtype, counts=_chunks_of(x.device, fn)):
+    for at, (rows,) in _chunks(fn, x):
         there = at.stop - at.start
         product[at] = (rows @ fn.mT)[:there, :m]
         # on a CPU each row is summed by itself; only a single row of many columns is not
@@ -166,14 +163,14 @@ def gradients(
     scaled: torch.Tensor, along: torch.Tensor, x: torch.Tensor, fn: torch.Tensor, wanted: Sequence[bool]
 ) -> tuple[Some, Some]:
     """dx = scaled fn + along x, rounded once, and dfn = scaled' x, for scaled (T, M) and along (T,)."""
-    (m, size), dtype = fn.shape, computing(x.dtype)
+    m, size = fn.shape
     fn = _projection(x, fn)
     dx, dfn = room_for((x, fn), wanted)
     if dfn is not None:
         dfn.zero_()
     along = along.unsqueeze(1)
     given = (scaled,) if dfn is None else (scaled, x)
-    for at, (g, *rows) in _chunks(*given, dtype=dtype, counts=_chunks_of(x.device, fn)):
+    for at, (g, *rows) in _chunks(fn, *given):
         there, g = at.stop - at.start, g[:, : fn.size(0)]
         if dx is not None:
             torch.addcmul((g @ fn)[:there, :size], along[at], x[at], out=dx[at])

@@ -32,7 +32,7 @@ def forward(x, fn, norm_eps, eps_outside, precision, implementation):
     with implementations.chosen_for(x, implementation) as module:
         if module is not eager:
             return module.forward(x, fn, norm_eps, eps_outside, precision)
-        mixes, norms = eager.forward(_tokens(x, fn.size(1)), fn, norm_eps, eps_outside)
+        mixes, norms = eager.forward(x, fn, norm_eps, eps_outside)
     lead = leading(x, fn)
     return mixes.view(*lead, mixes.size(-1)), norms.view(*lead, 2)
 

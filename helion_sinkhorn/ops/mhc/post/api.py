@@ -17,7 +17,6 @@ from helion_sinkhorn.runtime.checks import (
     refuse_shape,
 )
 from helion_sinkhorn.runtime.pieces import computing
-from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import differentiates, without_autocast
 from helion_sinkhorn.runtime.updates import Update, updated
 
@@ -101,7 +100,6 @@ def mixed(
     beyond = (lambda: "the kernels take streams of at least 2 entries, x has 1") if x.size(-1) == 1 else None
     serves = implementation_for(implementation, "x", x, beyond)
     given = update[:4] if update.bias is None else update
-    register_sharding_for(*given)
     if direct is not None and serves == "helion":
         count_change(direct)
         return torch_op.forward(*update, comb_order, serves, out=direct)

@@ -18,7 +18,6 @@ from helion_sinkhorn.runtime.checks import (
     implementation_for,
     refuse_shape,
 )
-from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import differentiates
 
 
@@ -88,7 +87,6 @@ def collapsed(x, pre, norm: Norm | None, implementation, direct: torch.Tensor | 
     """hc_pre of checked arguments; without a norm kernels write into `direct`."""
     if norm is None:
         serves = implementation_for(implementation, "x", x)
-        register_sharding_for(x, pre)
         if direct is not None and serves == "helion":
             count_change(direct)
             return torch_op.forward(x, pre, serves, into=direct)
@@ -97,7 +95,6 @@ def collapsed(x, pre, norm: Norm | None, implementation, direct: torch.Tensor | 
     beyond = (lambda: "the kernels normalise at least 2 entries, C is 1") if x.size(-1) == 1 else None
     serves = implementation_for(implementation, "x", x, beyond)
     given = x, pre, norm.weight
-    register_sharding_for(*given)
     run = normed_op.HcPreNormed.apply if differentiates(*given) else normed_op.call
     return run(*given, norm.eps, serves)
 

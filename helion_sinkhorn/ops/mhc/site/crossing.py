@@ -32,8 +32,7 @@ from helion_sinkhorn.runtime.checks import (
     refuse_shape,
 )
 from helion_sinkhorn.runtime.export import named_for_export
-from helion_sinkhorn.runtime.tokens import has_dtensor, register_sharding_for
-from helion_sinkhorn.runtime.torch_op import PLAIN, differentiates
+from helion_sinkhorn.runtime.torch_op import PLAIN, differentiates, has_dtensor
 from helion_sinkhorn.runtime.updates import Update, updated
 
 
@@ -77,8 +76,8 @@ def crossing(
     has_kernels = comb is None and options.has_kernels
     alike = has_kernels and (serves == "pytorch" or not beyond_parts(options, *x.shape[-2:]))
     tensors = x, *site[:5], weights, *(update or ())
-    distributed = has_dtensor(*tensors)
-    computed = serves == "helion" and alike and options.norm_eps >= SMALLEST_NORM_EPS and not distributed
+    computed = serves == "helion" and alike and options.norm_eps >= SMALLEST_NORM_EPS
+    computed = computed and not has_dtensor(*tensors)
     summed = update is not None and alike and not computed and composed.loses_digits(x, update[-1])
     if update is not None and not (computed or summed):
         x = mixed(update, options.comb_order, implementation)
@@ -95,7 +94,6 @@ def crossing(
         given = *update, weights, fn, scale, base, y_weight
         there = [t for t in given if t is not None]
         if summed:
-            register_sharding_for(*there)
             streams, *found = composed.Composed.apply(*given, *options.of_site, serves)
         elif direct:
             count_change(*tensors_of(out))

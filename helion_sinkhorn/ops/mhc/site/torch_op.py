@@ -16,16 +16,15 @@ import torch
 from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.split.torch_op import of_parameters
 from helion_sinkhorn.runtime import own_gradient
-from helion_sinkhorn.runtime.direct import apply_directly
+from helion_sinkhorn.runtime.gradients import no_forward_mode, with_signature
 from helion_sinkhorn.runtime.tokens import roles
 from helion_sinkhorn.runtime.torch_op import (
     Implementations,
+    apply_directly,
     define,
     differentiable,
     differentiates,
     last,
-    no_forward_mode,
-    with_signature,
 )
 from helion_sinkhorn.runtime.wanted import cast, filled, only
 

@@ -29,7 +29,6 @@ from helion_sinkhorn.runtime.checks import (
     type_of,
 )
 from helion_sinkhorn.runtime.pieces import computing
-from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import differentiates
 
 PARTIAL_DTYPES = (torch.float32, torch.float64)
@@ -138,7 +137,6 @@ def split(mixes, scale, base, options, implementation, out_dtype=None, reduce=No
     beyond = beyond_kernels(options.n, options.n_iters, options.eps)
     serves = implementation_for(implementation, "mixes", mixes, beyond)
     given = (mixes, scale, base) if reduce is None else (mixes, reduce.squares, scale, base)
-    register_sharding_for(*given)
     options = *options, serves, out_dtype or computing(mixes.dtype)
     if reduce is None:
         run = torch_op.HcSplitSinkhorn.apply if differentiates(*given) else torch_op.call

@@ -10,7 +10,7 @@ import torch
 
 from helion_sinkhorn.ops.sinkhorn.eager import of_order_one
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import cg_steps, solver_for
-from helion_sinkhorn.ops.sinkhorn.line_sums import Sums, laid_out, matrices_of_slice
+from helion_sinkhorn.ops.sinkhorn.line_sums import Sums, laid_out, slices
 from helion_sinkhorn.runtime.pieces import sum_over
 
 
@@ -37,9 +37,9 @@ def _step_length(left: torch.Tensor, first: torch.Tensor, curvature: torch.Tenso
 class _Slice:
     """A slice of matrices P (n, m, C) with m <= n; the unknowns beta belong to its columns."""
 
-    def __init__(self, p: torch.Tensor, g: torch.Tensor, system: str) -> None:
+    def __init__(self, p: torch.Tensor, g: torch.Tensor, system: str, axis: int | None) -> None:
         self.p, self.g = p, g
-        self.sums, self.of_vectors = Sums(p), Sums(p[0])
+        self.sums, self.of_vectors = Sums(p, axis), Sums(p[0])
         self.corrected = system == "corrected"
         self.inv = _inverse(_total(p, 1)) if self.corrected else torch.ones_like(p[:, 0])
 
@@ -162,15 +162,13 @@ def backward(
         return dx
     n, m = p.shape[-2:]
     computing = torch.float64 if torch.float64 in (p.dtype, dtype) else torch.float32
-    transposed = n < m
     solver = solver_for(solver, n, m)
-    views = [t.reshape(-1, n, m).movedim(0, -1) for t in (p, dy, dx)]
-    ps, dys, dxs = [v.transpose(0, 1) for v in views] if transposed else views
     steps = cg_steps(system, n, m, n_iters)
-    for part, g, made in zip(*(t.split(matrices_of_slice(t), -1) for t in (ps, dys, dxs)), strict=True):
-        part, g = (laid_out(t, computing) for t in (part, g))
+    axis, each = slices("cols" if n < m else "rows", p, dy, dx)
+    for part, g, made in each:
+        part, g = (laid_out(t, computing, axis) for t in (part, g))
         if solver == "direct":
-            one = _Slice(part, g, system)
+            one = _Slice(part, g, system, axis)
             made.copy_(one.gradient(one.direct()))
             continue
         # otherwise the squares of residuals would leave the range
@@ -178,6 +176,6 @@ def backward(
         if system == "full":
             made.copy_(_full_cg(part, g, steps).mul_(scale))
         else:
-            one = _Slice(part, g, system)
+            one = _Slice(part, g, system, axis)
             made.copy_(one.gradient(one.cg(steps)).mul_(scale))
     return dx

@@ -11,7 +11,7 @@ from helion_sinkhorn.ops.sinkhorn.large import torch_op
 from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks
 from helion_sinkhorn.runtime.checks import DTYPES, check_finite, check_same_device, type_of
 from helion_sinkhorn.runtime.pieces import computing
-from helion_sinkhorn.runtime.tokens import has_dtensor
+from helion_sinkhorn.runtime.torch_op import has_dtensor
 
 INTEGERS = torch.int64, torch.int32
 LEAST_SHARE = {torch.float32: -80.0, torch.float64: -600.0}

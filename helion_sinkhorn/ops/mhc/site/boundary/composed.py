@@ -17,8 +17,9 @@ from helion_sinkhorn.ops.mhc.pre import torch_op as of_pre
 from helion_sinkhorn.ops.mhc.pre.normed import torch_op as of_normed
 from helion_sinkhorn.ops.mhc.split import torch_op as of_split
 from helion_sinkhorn.ops.mhc.streams import for_projection
+from helion_sinkhorn.runtime.gradients import with_signature
 from helion_sinkhorn.runtime.pieces import computing
-from helion_sinkhorn.runtime.torch_op import differentiates, with_signature
+from helion_sinkhorn.runtime.torch_op import differentiates
 from helion_sinkhorn.runtime.wanted import cast, only
 
 
