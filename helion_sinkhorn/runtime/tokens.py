@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.runtime.gradients import NAMESPACE, operator_named
-from helion_sinkhorn.runtime.torch_op import unknown_to_dtensor
+from helion_sinkhorn.runtime.torch_op import may_be_distributed, unknown_to_dtensor
 
 PARAMETER, SPLITS, SUM = "p", "s", "+"
 
@@ -100,3 +100,12 @@ def _shard(operator, given: str, results: str, leading: Callable[..., int]) -> N
             return [placement(role, d) for role in results], [*placed, *rest]
 
         return [strategy(d) for d in (None, *range(leading(*arguments)))]
+
+
+def has_dtensor(*tensors: torch.Tensor | None) -> bool:
+    """Whether one of these is a DTensor."""
+    if not may_be_distributed(*tensors):
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any([isinstance(t, DTensor) for t in tensors])

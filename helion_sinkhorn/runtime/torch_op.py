@@ -10,7 +10,6 @@ import functools
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -38,9 +37,8 @@ _is_dynamo_compiling, _is_exporting = torch.compiler.is_dynamo_compiling, torch.
 _dispatch_modes, _function_mode = torch._C._len_torch_dispatch_stack, torch._C._is_torch_function_mode_enabled
 _transforms = _functorch.peek_interpreter_stack
 _is_wrapped, _is_legacy_batched = _functorch.is_functorch_wrapped_tensor, _functorch.is_legacy_batchedtensor
-_is_functional = torch._is_functional_tensor
+_is_functional, _any_requires_grad = torch._is_functional_tensor, torch._C._any_requires_grad
 _is_autocast_on = torch._C._is_any_autocast_enabled
-_requires_grad = attrgetter("requires_grad")
 
 
 def without_autocast(x: torch.Tensor):
@@ -92,19 +90,19 @@ class Implementations:
         return self._eager
 
 
-def differentiates(*tensors: torch.Tensor) -> bool:
-    """Whether autograd, in reverse or forward mode, must see a call on these."""
+def differentiates(*arguments: Any) -> bool:
+    """Whether autograd, in reverse or forward mode, must see a call on these, of which some are tensors."""
     # in a dual level the bare operator would silently return zero tangents
     if forward_ad._current_level >= 0:
         return True
-    return _is_grad_enabled() and not _is_compiling() and any(map(_requires_grad, tensors))
+    return _is_grad_enabled() and not _is_compiling() and _any_requires_grad(*arguments)
 
 
-def needs_gradient(*tensors: torch.Tensor) -> bool:
+def needs_gradient(*arguments: Any) -> bool:
     """Whether a call on these needs a gradient; works, unlike `differentiates`, while a compiler traces."""
     if forward_ad._current_level >= 0:
         return True
-    return _is_grad_enabled() and any([t.requires_grad for t in tensors])
+    return _is_grad_enabled() and any([isinstance(x, torch.Tensor) and x.requires_grad for x in arguments])
 
 
 def are_eager(tensors: Iterable[Any]) -> bool:
@@ -137,18 +135,21 @@ def apply_directly(
     call: Callable[..., Any],
     run: Callable[..., Any],
     public: str,
-) -> None:
-    """Let a Function's apply take a shorter way in eager calls without a transform.
+    otherwise: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Apply a Function where autograd must see a call, eager calls without a transform by a shorter way.
 
     On a CPU this takes 4 us. torch.autograd.Function.apply with a setup_context takes 9 us, because it binds
     the arguments and looks for transforms in Python.
 
     Args:
-        function: has a setup_context, and may have `rarely_used`, the results that mostly get no gradient.
+        function: has a setup_context.
         call: what `define` returned.
         run: the forward without the dispatcher.
         public: the function's name for users, which grad_fn shows.
+        otherwise: computes the calls that autograd need not see.
     """
+    count = call.tensors
 
     def forward(ctx, *arguments):
         upcoming.call = function, run, public, arguments
@@ -168,9 +169,12 @@ def apply_directly(
     transformed, direct = function.apply, super(torch.autograd.Function, plain).apply
 
     def apply(*arguments):
-        return direct(*arguments) if are_eager(arguments[: call.tensors]) else transformed(*arguments)
+        tensors = arguments[:count]
+        if not differentiates(*tensors):
+            return otherwise(*arguments)
+        return direct(*arguments) if are_eager(tensors) else transformed(*arguments)
 
-    function.apply = staticmethod(apply)
+    return apply
 
 
 def may_be_distributed(*tensors: torch.Tensor | None) -> bool:
@@ -179,15 +183,6 @@ def may_be_distributed(*tensors: torch.Tensor | None) -> bool:
         return False
     # a list starts faster than a generator
     return any([t is not None and type(t) not in PLAIN for t in tensors])
-
-
-def has_dtensor(*tensors: torch.Tensor | None) -> bool:
-    """Whether one of these is a DTensor."""
-    if not may_be_distributed(*tensors):
-        return False
-    from torch.distributed.tensor import DTensor
-
-    return any([isinstance(t, DTensor) for t in tensors])
 
 
 def _register_shardings() -> None:
@@ -242,20 +237,22 @@ def differentiable(
     call: Callable[..., Any],
     keep: Callable[..., None],
     gradient: Callable[..., tuple[Any, ...]],
-) -> type[torch.autograd.Function]:
-    """Register the gradient of helion_sinkhorn::name, and return a function with a shorter way for eager
-    calls.
+    rarely: tuple[int, ...] = (),
+) -> Callable[..., Any]:
+    """Register the gradient of helion_sinkhorn::name, and return the operator as autograd differentiates it.
 
     Args:
         public: the function's name for users, in errors.
         call: what `define` returned.
         keep: (ctx, inputs, output), the setup_context of an autograd.Function.
         gradient: (ctx, *gradients of the results) -> a gradient or None for each argument.
+        rarely: the results that mostly get no gradient.
     """
     register_gradient(name, call, gradient, setup_context=keep)
 
     class Differentiable(torch.autograd.Function):
         generate_vmap_rule = True
+        rarely_used = rarely
 
         @staticmethod
         @with_signature
@@ -266,12 +263,11 @@ def differentiable(
         backward = staticmethod(gradient)
         jvp = staticmethod(no_forward_mode(public))
 
-    apply_directly(Differentiable, call, call.run, public)
-    return Differentiable
+    return apply_directly(Differentiable, call, call.run, public, call)
 
 
-def last(name: str, public: str, call: Callable[..., Any]) -> type[torch.autograd.Function]:
-    """Register that the gradient helion_sinkhorn::name has no gradient; arguments as in `differentiable`."""
+def last(name: str, public: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient helion_sinkhorn::name, which raises if it is differentiated; as `differentiable`."""
     register_gradient(name, call, no_double_backward(public))
 
     class Last(torch.autograd.Function):
@@ -290,4 +286,7 @@ def last(name: str, public: str, call: Callable[..., Any]) -> type[torch.autogra
         backward = staticmethod(no_double_backward(public))
         jvp = staticmethod(no_forward_mode(public))
 
-    return Last
+    def apply(*arguments):
+        return (Last.apply if differentiates(*arguments[: call.tensors]) else call)(*arguments)
+
+    return apply

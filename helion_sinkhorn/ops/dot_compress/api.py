@@ -13,7 +13,6 @@ from helion_sinkhorn.runtime.checks import (
     check_tensor,
     implementation_for,
 )
-from helion_sinkhorn.runtime.torch_op import differentiates
 
 LARGEST_D = 1024
 LARGEST_K = 128
@@ -65,9 +64,7 @@ def dot_compress(
     _check(x, y, z, precise_intermediate)
     serves = _resolve(implementation, x, y)
     parts = 2 if precise_intermediate and x.dtype in (torch.bfloat16, torch.float16) else 1
-    given = (x, y) if z is None else (x, y, z)
-    run = torch_op.DotCompress.apply if differentiates(*given) else torch_op.call
-    out, _ = run(x, y, z, parts, serves)
+    out, _ = torch_op.apply(x, y, z, parts, serves)
     return out
 
 

@@ -11,7 +11,7 @@ import torch
 
 from helion_sinkhorn.ops.dot_compress import eager
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
+from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, last
 from helion_sinkhorn.runtime.views import unflattened
 from helion_sinkhorn.runtime.wanted import filled, only
 
@@ -63,9 +63,8 @@ def _gradient(ctx, grad, _):
     if grad is None:
         return (None,) * 5
     x, y, b = ctx.saved_tensors
-    run = DotCompressBackward.apply if differentiates(grad, x, y) else call_backward
     wanted = ctx.needs_input_grad[:3]
-    dx, dy, db = only(run(grad, x, y, b, ctx.implementation, wanted), wanted)
+    dx, dy, db = only(apply_backward(grad, x, y, b, ctx.implementation, wanted), wanted)
     return dx, dy, None if db is None else db.select(-3, 0), None, None
 
 
@@ -80,7 +79,7 @@ call_backward = define(
     " -> (Tensor, Tensor, Tensor)",
     backward, _empty_gradients, 4,
 )  # fmt: skip
-DotCompress = differentiable(FORWARD, "dot_compress", call, _keep, _gradient)
-DotCompressBackward = last(BACKWARD, "dot_compress", call_backward)
+apply = differentiable(FORWARD, "dot_compress", call, _keep, _gradient)
+apply_backward = last(BACKWARD, "dot_compress", call_backward)
 roles(FORWARD, "ttt -> tt", _empty_results, before(2))
 roles(BACKWARD, "tttt -> ttt", _empty_gradients, before(2))

@@ -19,7 +19,6 @@ from helion_sinkhorn.runtime.checks import (
     implementation_for,
     type_of,
 )
-from helion_sinkhorn.runtime.torch_op import differentiates
 
 METHODS = ("auto", "recurrent", "chunked")
 KERNEL_LARGEST = 512
@@ -122,8 +121,7 @@ def _attend(*arguments):
 
         if distributed.is_distributed(arguments):
             return distributed.attend(_attend, arguments)
-    given = [x for x in (*arguments[:7], arguments[8]) if x is not None]
-    return (torch_op.RecurrentLinearAttention.apply if differentiates(*given) else torch_op.call)(*arguments)
+    return torch_op.apply(*arguments)
 
 
 def _check_tensors(tensors: dict[str, torch.Tensor]) -> None:

@@ -19,7 +19,6 @@ from helion_sinkhorn.runtime.torch_op import (
     Implementations,
     define,
     differentiable,
-    differentiates,
     last,
     operator_named,
 )
@@ -95,9 +94,9 @@ def _gradient(ctx, do, dend):
             "recurrent_linear_attention has no batched gradients, which is_grads_batched=True and "
             "vectorize=True need; use torch.func.vjp with torch.vmap, or torch.func.jacrev"
         )
-    run = Backward.apply if differentiates(*given) else call_backward
     wanted = [ctx.needs_input_grad[i] for i in DIFFERENTIABLE]
-    found = iter(run(do, dend, *tensors, ctx.scale, start, ctx.reverse, cu_seqlens, ctx.serves, wanted))
+    options = ctx.scale, start, ctx.reverse, cu_seqlens, ctx.serves, wanted
+    found = iter(apply_backward(do, dend, *tensors, *options))
     # the wanted gradients, in the order of the arguments
     *gradients, dstart = [next(found) if w else None for w in wanted]
     return *gradients, None, dstart, None, None, None
@@ -109,9 +108,8 @@ call_backward = define(
     f"(Tensor? do, Tensor? dend, {ARGUMENTS}, bool[] wanted) -> Tensor[]",
     backward, _empty_gradients, 13,
 )  # fmt: skip
-RecurrentLinearAttention = differentiable(FORWARD, FORWARD, call, _keep_arguments, _gradient)
-RecurrentLinearAttention.rarely_used = (1,)
-Backward = last(BACKWARD, FORWARD, call_backward)
+apply = differentiable(FORWARD, FORWARD, call, _keep_arguments, _gradient, rarely=(1,))
+apply_backward = last(BACKWARD, FORWARD, call_backward)
 
 
 def _register_vmap(name: str, first: int) -> None:

@@ -12,7 +12,8 @@ from helion_sinkhorn.ops.mhc.pre.quantized.layouts import Quantized, check_quant
 from helion_sinkhorn.ops.mhc.pre.quantized.space import GROUPS
 from helion_sinkhorn.runtime.checks import DTYPES, check_same_device, check_tensor, refuse_shape, type_of
 from helion_sinkhorn.runtime.pieces import computing
-from helion_sinkhorn.runtime.torch_op import are_eager, has_dtensor
+from helion_sinkhorn.runtime.tokens import has_dtensor
+from helion_sinkhorn.runtime.torch_op import are_eager
 from helion_sinkhorn.runtime.views import VECTOR_BYTES
 
 

@@ -25,7 +25,6 @@ from helion_sinkhorn.runtime.checks import (
     implementation_for,
 )
 from helion_sinkhorn.runtime.pieces import computing
-from helion_sinkhorn.runtime.torch_op import differentiates
 
 FORMS = ("deepseek", "log")
 FIRSTS = ("rows", "cols")
@@ -162,11 +161,10 @@ def sinkhorn(
         return marginals.run(logits, of, n_iters, own_eps, first, serves, dtype)[0]
     if of is not NO_OPTIONS:
         logits = logits.to(computing(logits.dtype)) / temperature
+    arguments = logits, n_iters, eps, form, first, serves, dtype
     if implicit is not None:
-        run = implicit_op.SinkhornImplicit.apply if differentiates(logits) else implicit_op.call
-        return run(logits, n_iters, eps, form, first, serves, dtype, implicit.system, implicit.solver)
-    run = torch_op.Sinkhorn.apply if differentiates(logits) else torch_op.call
-    return run(logits, n_iters, eps, form, first, serves, dtype)
+        return implicit_op.apply(*arguments, implicit.system, implicit.solver)
+    return torch_op.apply(*arguments)
 
 
 NO_OPTIONS = Transport()

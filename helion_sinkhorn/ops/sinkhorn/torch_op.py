@@ -10,7 +10,7 @@ import torch
 
 from helion_sinkhorn.ops.sinkhorn import eager
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
+from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, last
 
 FORWARD, BACKWARD = "sinkhorn", "sinkhorn_backward"
 ARGUMENTS = "int n_iters, float eps, str form, str first, str implementation"
@@ -49,15 +49,14 @@ def _keep_logits(ctx, inputs, output):
 
 def _gradient(ctx, grad):
     (logits,) = ctx.saved_tensors
-    run = SinkhornBackward.apply if differentiates(grad, logits) else call_backward
-    return run(grad, logits, *ctx.arguments), *[None] * 6
+    return apply_backward(grad, logits, *ctx.arguments), *[None] * 6
 
 
 call = define(FORWARD, f"(Tensor logits, {ARGUMENTS}, ScalarType out_dtype) -> Tensor", forward, empty_p, 1)
 call_backward = define(
     BACKWARD, f"(Tensor grad, Tensor logits, {ARGUMENTS}) -> Tensor", backward, _empty_dx, 2
 )
-Sinkhorn = differentiable(FORWARD, "sinkhorn", call, _keep_logits, _gradient)
-SinkhornBackward = last(BACKWARD, "sinkhorn", call_backward)
+apply = differentiable(FORWARD, "sinkhorn", call, _keep_logits, _gradient)
+apply_backward = last(BACKWARD, "sinkhorn", call_backward)
 roles(FORWARD, "t -> t", empty_p, before(2))
 roles(BACKWARD, "tt -> t", _empty_dx, before(2))

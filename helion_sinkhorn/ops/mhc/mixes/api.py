@@ -19,7 +19,6 @@ from helion_sinkhorn.runtime.checks import (
 )
 from helion_sinkhorn.runtime.export import named_for_export
 from helion_sinkhorn.runtime.pieces import computing
-from helion_sinkhorn.runtime.torch_op import differentiates
 
 MOST_ROWS = MOST_STREAMS**2 + 2 * MOST_STREAMS
 """Rows of fn: n^2 + 2n for n = 16 streams, 288."""
@@ -104,16 +103,14 @@ def hc_mixes(
     check_flag("prenorm", prenorm)
     if prenorm:
         fn, serves = weighted(x, fn, norm_weight, implementation)
-        run = torch_op.HcMixesPrenorm.apply if differentiates(x, fn) else torch_op.call_prenorm
-        return Prenorm(*run(x, fn, precision, serves))
+        return Prenorm(*torch_op.apply_prenorm(x, fn, precision, serves))
     return projected(x, fn, norm_weight, (float(norm_eps), eps_outside, precision), implementation)
 
 
 def projected(x, fn, norm_weight, options, implementation) -> torch.Tensor:
     """hc_mixes of checked arguments; options are norm_eps, eps_outside and precision."""
     fn, serves = weighted(x, fn, norm_weight, implementation)
-    run = torch_op.HcMixes.apply if differentiates(x, fn) else torch_op.call
-    mixes, _ = run(x, fn, *options, serves)
+    mixes, _ = torch_op.apply(x, fn, *options, serves)
     return mixes
 
 

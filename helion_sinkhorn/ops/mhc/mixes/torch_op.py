@@ -14,7 +14,7 @@ from helion_sinkhorn.ops.mhc.mixes import eager
 from helion_sinkhorn.ops.mhc.streams import leading
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
+from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, last
 from helion_sinkhorn.runtime.wanted import cast, filled, only
 
 FORWARD, BACKWARD = "hc_mixes", "hc_mixes_backward"
@@ -105,9 +105,8 @@ def _gradient(ctx, dmixes, _):
     if dmixes is None:
         return (None,) * 6
     x, fn, mixes, norms = ctx.saved_tensors
-    run = HcMixesBackward.apply if differentiates(dmixes, x, fn) else call_backward
     wanted = ctx.needs_input_grad[:2]
-    found = run(dmixes, x, fn, mixes, norms, ctx.precision, ctx.implementation, wanted)
+    found = apply_backward(dmixes, x, fn, mixes, norms, ctx.precision, ctx.implementation, wanted)
     dx, dfn = only(found, wanted)
     return dx, cast(dfn, fn), *[None] * 4
 
@@ -122,10 +121,8 @@ def _prenorm_gradient(ctx, dproduct, dsquare):
     given = dproduct, dsquare, *ctx.saved_tensors
     if dproduct is None and dsquare is None:
         return (None,) * 4
-    there = [t for t in given if t is not None]
-    run = HcMixesPrenormBackward.apply if differentiates(*there) else call_prenorm_backward
     wanted = ctx.needs_input_grad[:2]
-    dx, dfn = only(run(*given, ctx.precision, ctx.implementation, wanted), wanted)
+    dx, dfn = only(apply_prenorm_backward(*given, ctx.precision, ctx.implementation, wanted), wanted)
     return dx, cast(dfn, given[3]), None, None
 
 
@@ -151,10 +148,10 @@ call_prenorm_backward = define(
     "bool[] wanted) -> (Tensor, Tensor)",
     prenorm_backward, _empty_prenorm_gradients, 4,
 )  # fmt: skip
-HcMixes = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
-HcMixesBackward = last(BACKWARD, FORWARD, call_backward)
-HcMixesPrenorm = differentiable(PRENORM, FORWARD, call_prenorm, _keep_prenorm, _prenorm_gradient)
-HcMixesPrenormBackward = last(PRENORM_BACKWARD, FORWARD, call_prenorm_backward)
+apply = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
+apply_backward = last(BACKWARD, FORWARD, call_backward)
+apply_prenorm = differentiable(PRENORM, FORWARD, call_prenorm, _keep_prenorm, _prenorm_gradient)
+apply_prenorm_backward = last(PRENORM_BACKWARD, FORWARD, call_prenorm_backward)
 roles(FORWARD, "tp -> tt", _empty_results, lambda x, fn, *_: len(leading(x, fn)))
 roles(BACKWARD, "ttptt -> t+", _empty_gradients, before(1))
 roles(PRENORM, "tp -> tt", _empty_prenorm, lambda x, fn, *_: len(leading(x, fn)))

@@ -17,7 +17,7 @@ from helion_sinkhorn.runtime.checks import (
     refuse_shape,
 )
 from helion_sinkhorn.runtime.pieces import computing
-from helion_sinkhorn.runtime.torch_op import differentiates, without_autocast
+from helion_sinkhorn.runtime.torch_op import without_autocast
 from helion_sinkhorn.runtime.updates import Update, updated
 
 
@@ -99,12 +99,10 @@ def mixed(
     x = update.x
     beyond = (lambda: "the kernels take streams of at least 2 entries, x has 1") if x.size(-1) == 1 else None
     serves = implementation_for(implementation, "x", x, beyond)
-    given = update[:4] if update.bias is None else update
     if direct is not None and serves == "helion":
         count_change(direct)
         return torch_op.forward(*update, comb_order, serves, out=direct)
-    run = torch_op.HcPost.apply if differentiates(*given) else torch_op.call
-    return updated(run(*update, comb_order, serves), update, comb_order, implementation)
+    return updated(torch_op.apply(*update, comb_order, serves), update, comb_order, implementation)
 
 
 def added(f, x, post, bias, implementation) -> torch.Tensor:

@@ -13,7 +13,7 @@ from helion_sinkhorn.ops.mhc.post import eager
 from helion_sinkhorn.runtime import own_gradient
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
+from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, last
 from helion_sinkhorn.runtime.updates import Update
 from helion_sinkhorn.runtime.wanted import filled, only
 
@@ -57,9 +57,8 @@ def _gradient(ctx, grad):
     if grad is None:
         return (None,) * 7
     f, x, post, comb, bias = ctx.saved_tensors
-    run = HcPostBackward.apply if differentiates(grad, f, x, post, comb) else call_backward
     wanted, given = with_bias(ctx.needs_input_grad, f, x)
-    found = run(grad, given, x, post, comb, bias, *ctx.arguments, wanted)
+    found = apply_backward(grad, given, x, post, comb, bias, *ctx.arguments, wanted)
     own_gradient.note(found[1] if wanted[1] else None)
     return *of_update(found, ctx.needs_input_grad, f, bias), None, None
 
@@ -93,7 +92,7 @@ call_backward = define(
     f"(Tensor grad, {ARGUMENTS}, bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor)",
     backward, _empty_gradients, 6,
 )  # fmt: skip
-HcPost = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
-HcPostBackward = last(BACKWARD, FORWARD, call_backward)
+apply = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
+apply_backward = last(BACKWARD, FORWARD, call_backward)
 roles(FORWARD, "ttttp -> t", _empty_result, before(1))
 roles(BACKWARD, "tttttp -> tttt", _empty_gradients, before(2))

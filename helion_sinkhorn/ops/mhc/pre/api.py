@@ -18,7 +18,6 @@ from helion_sinkhorn.runtime.checks import (
     implementation_for,
     refuse_shape,
 )
-from helion_sinkhorn.runtime.torch_op import differentiates
 
 
 class Norm(NamedTuple):
@@ -90,13 +89,11 @@ def collapsed(x, pre, norm: Norm | None, implementation, direct: torch.Tensor | 
         if direct is not None and serves == "helion":
             count_change(direct)
             return torch_op.forward(x, pre, serves, into=direct)
-        run = torch_op.HcPre.apply if differentiates(x, pre) else torch_op.call
-        return run(x, pre, serves)
+        return torch_op.apply(x, pre, serves)
     beyond = (lambda: "the kernels normalise at least 2 entries, C is 1") if x.size(-1) == 1 else None
     serves = implementation_for(implementation, "x", x, beyond)
     given = x, pre, norm.weight
-    run = normed_op.HcPreNormed.apply if differentiates(*given) else normed_op.call
-    return run(*given, norm.eps, serves)
+    return normed_op.apply(*given, norm.eps, serves)
 
 
 def check_norm(x: torch.Tensor, weight: torch.Tensor | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from helion_sinkhorn.ops.mhc.pre import eager
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
+from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, last
 from helion_sinkhorn.runtime.wanted import filled, only
 
 FORWARD, BACKWARD = "hc_pre", "hc_pre_backward"
@@ -45,9 +45,8 @@ def _gradient(ctx, dy):
     if dy is None:
         return None, None, None
     x, pre = ctx.saved_tensors
-    run = HcPreBackward.apply if differentiates(dy, x, pre) else call_backward
     wanted = ctx.needs_input_grad[:2]
-    return *only(run(dy, x, pre, ctx.implementation, wanted), wanted), None
+    return *only(apply_backward(dy, x, pre, ctx.implementation, wanted), wanted), None
 
 
 call = define(FORWARD, "(Tensor x, Tensor pre, str implementation) -> Tensor", forward, _empty_result, 2)
@@ -56,7 +55,7 @@ call_backward = define(
     "(Tensor dy, Tensor x, Tensor pre, str implementation, bool[] wanted) -> (Tensor, Tensor)",
     backward, _empty_gradients, 3,
 )  # fmt: skip
-HcPre = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
-HcPreBackward = last(BACKWARD, FORWARD, call_backward)
+apply = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
+apply_backward = last(BACKWARD, FORWARD, call_backward)
 roles(FORWARD, "tt -> t", _empty_result, before(2))
 roles(BACKWARD, "ttt -> tt", _empty_gradients, before(1))

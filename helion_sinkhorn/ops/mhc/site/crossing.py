@@ -32,7 +32,8 @@ from helion_sinkhorn.runtime.checks import (
     refuse_shape,
 )
 from helion_sinkhorn.runtime.export import named_for_export
-from helion_sinkhorn.runtime.torch_op import PLAIN, differentiates, has_dtensor
+from helion_sinkhorn.runtime.tokens import has_dtensor
+from helion_sinkhorn.runtime.torch_op import PLAIN
 from helion_sinkhorn.runtime.updates import Update, updated
 
 
@@ -92,7 +93,6 @@ def crossing(
             count_change(*tensors_of(out))
             return Crossing(*torch_op.forward(*given, out=out)[:4], x)
         given = *update, weights, fn, scale, base, y_weight
-        there = [t for t in given if t is not None]
         if summed:
             streams, *found = composed.Composed.apply(*given, *options.of_site, serves)
         elif direct:
@@ -100,8 +100,7 @@ def crossing(
             streams, *found = boundary_op.forward(*given, *options.of_site, out=out)
             out = NONE
         else:
-            run = boundary_op.HcBoundary.apply if differentiates(*there) else boundary_op.call
-            streams, *found = run(*given, *options.of_site)
+            streams, *found = boundary_op.apply(*given, *options.of_site)
         updated(streams, update, options.comb_order, serves)
         return with_others(Crossing(*found[:4], streams), out, implementation)
     pre, post, comb = coefficients(x, site, options, implementation)

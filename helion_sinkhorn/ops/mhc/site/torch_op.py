@@ -23,8 +23,8 @@ from helion_sinkhorn.runtime.torch_op import (
     apply_directly,
     define,
     differentiable,
-    differentiates,
     last,
+    needs_gradient,
 )
 from helion_sinkhorn.runtime.wanted import cast, filled, only
 
@@ -111,9 +111,8 @@ def _with_residual(ctx, dresidual, dy, dpre, dpost, dcomb, *_):
     if all(t is None for t in upstream[1:]):
         return upstream[0], *none
     _, fn, scale, base, _, norm, *_ = given
-    there = [t for t in (*upstream, *given[:6]) if t is not None]
-    run = HcSiteBackward.apply if differentiates(*there) else call_backward
-    if into is not None and into.dtype == given[0].dtype and call_backward.is_eager(*there):
+    run = apply_backward
+    if into is not None and into.dtype == given[0].dtype and call_backward.is_eager(*upstream, *given[:6]):
         # saves half of what the backward would allocate; the program that writes an entry has read it before
         run = functools.partial(backward, into=into)
     of_y = dy is not None
@@ -137,7 +136,7 @@ call_backward = define(
     backward, _empty_gradients, 13,
 )  # fmt: skip
 differentiable(FORWARD, FORWARD, call, _keep, _gradient)
-HcSiteBackward = last(BACKWARD, FORWARD, call_backward)
+apply_backward = last(BACKWARD, FORWARD, call_backward)
 
 
 class Traced(torch.autograd.Function):
@@ -164,22 +163,16 @@ class HcSite(Traced):
     jvp = staticmethod(no_forward_mode(FORWARD))
 
 
-def _site(x, *arguments):
-    return x.view_as(x), *call.run(x, *arguments)
-
-
-apply_directly(HcSite, call, _site, FORWARD)
+_apply = apply_directly(
+    HcSite, call, lambda x, *rest: (x.view_as(x), *call.run(x, *rest)), FORWARD,
+    otherwise=lambda x, *rest: (x, *call(x, *rest)),
+)  # fmt: skip
 
 
 def run(x, *arguments):
     """(y, pre, post, comb, residual) of the operator; the gradient of the residual comes back to it."""
-    given = [t for t in (x, *arguments[:5]) if t is not None]
-    if differentiates(*given):
-        residual, *found = HcSite.apply(x, *arguments)
-    elif torch.is_grad_enabled() and any(t.requires_grad for t in given):
-        residual, *found = Traced.apply(x, *arguments)
-    else:
-        residual, found = x, call(x, *arguments)
+    traced = torch.compiler.is_compiling() and needs_gradient(x, *arguments[:5])
+    residual, *found = (Traced.apply if traced else _apply)(x, *arguments)
     return *found[:4], residual
 
 

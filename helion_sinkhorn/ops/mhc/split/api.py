@@ -29,7 +29,6 @@ from helion_sinkhorn.runtime.checks import (
     type_of,
 )
 from helion_sinkhorn.runtime.pieces import computing
-from helion_sinkhorn.runtime.torch_op import differentiates
 
 PARTIAL_DTYPES = (torch.float32, torch.float64)
 SMALLEST_NORM_EPS = 1e-37
@@ -136,14 +135,11 @@ def split(mixes, scale, base, options, implementation, out_dtype=None, reduce=No
     """hc_split_sinkhorn of checked arguments."""
     beyond = beyond_kernels(options.n, options.n_iters, options.eps)
     serves = implementation_for(implementation, "mixes", mixes, beyond)
-    given = (mixes, scale, base) if reduce is None else (mixes, reduce.squares, scale, base)
     options = *options, serves, out_dtype or computing(mixes.dtype)
     if reduce is None:
-        run = torch_op.HcSplitSinkhorn.apply if differentiates(*given) else torch_op.call
-        return run(*given, *options)
-    run = torch_op.HcSplitSinkhornReduced.apply if differentiates(*given) else torch_op.call_reduced
+        return torch_op.apply(mixes, scale, base, *options)
     norm = as_int(reduce.size), float(reduce.norm_eps), reduce.eps_outside
-    return tuple(run(*given, *norm, *options)[:3])
+    return tuple(torch_op.apply_reduced(mixes, reduce.squares, scale, base, *norm, *options)[:3])
 
 
 def _check(mixes, scale, base, n, n_iters, out_dtype) -> None:

@@ -17,7 +17,7 @@ from helion_sinkhorn.ops.mhc.split.options import CoefficientGradients, SplitOpt
 from helion_sinkhorn.ops.mhc.split.partials import Reduce
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
+from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, last
 from helion_sinkhorn.runtime.wanted import filled, only
 
 FORWARD, BACKWARD = "hc_split_sinkhorn", "hc_split_sinkhorn_backward"
@@ -89,10 +89,9 @@ def _gradient(ctx, dpre, dpost, dcomb):
 
 def _gradients(ctx, needed, dpre, dpost, dcomb, mixes, scale, base):
     """(dmixes, dscale, dbase), None for each that is not needed."""
-    given = [t for t in (dpre, dpost, dcomb) if t is not None]
-    run = HcSplitSinkhornBackward.apply if differentiates(*given, mixes, scale, base) else call_backward
     wanted = needed[0], any(needed[1:])
-    dmixes, sums = only(run(dpre, dpost, dcomb, mixes, scale, base, *ctx.arguments, wanted), wanted)
+    given = dpre, dpost, dcomb, mixes, scale, base
+    dmixes, sums = only(apply_backward(*given, *ctx.arguments, wanted), wanted)
     return dmixes, *of_parameters(sums, needed[1:], scale, base)
 
 
@@ -139,9 +138,9 @@ call_reduced = define(
     f"bool eps_outside, {CONSTANTS}, ScalarType out_dtype) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     forward_reduced, _empty_reduced, 4,
 )  # fmt: skip
-HcSplitSinkhorn = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
-HcSplitSinkhornReduced = differentiable(REDUCED, FORWARD, call_reduced, _keep_reduced, _gradient_reduced)
-HcSplitSinkhornBackward = last(BACKWARD, FORWARD, call_backward)
+apply = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
+apply_reduced = differentiable(REDUCED, FORWARD, call_reduced, _keep_reduced, _gradient_reduced)
+apply_backward = last(BACKWARD, FORWARD, call_backward)
 roles(FORWARD, "tpp -> ttt", _empty_results, before(1))
 roles(REDUCED, "sspp -> ttttt", _empty_reduced, before(2))
 roles(BACKWARD, "ttttpp -> t+", _empty_gradients, before(1, 3))

@@ -7,7 +7,7 @@ import torch
 from helion_sinkhorn.ops.sinkhorn import torch_op as exact
 from helion_sinkhorn.ops.sinkhorn.implicit import eager
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
+from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, last
 
 FORWARD, BACKWARD = "sinkhorn_implicit", "sinkhorn_implicit_backward"
 implementations = Implementations("helion_sinkhorn.ops.sinkhorn.implicit.launch")
@@ -38,8 +38,7 @@ def _keep_p(ctx, inputs, output):
 
 def _gradient(ctx, grad):
     (p,) = ctx.saved_tensors
-    run = SinkhornImplicitBackward.apply if differentiates(grad, p) else call_backward
-    return run(grad, p, *ctx.arguments), *[None] * 8
+    return apply_backward(grad, p, *ctx.arguments), *[None] * 8
 
 
 call = define(
@@ -53,7 +52,7 @@ call_backward = define(
     " -> Tensor",
     backward, _empty_dx, 2,
 )  # fmt: skip
-SinkhornImplicit = differentiable(FORWARD, "sinkhorn", call, _keep_p, _gradient)
-SinkhornImplicitBackward = last(BACKWARD, "sinkhorn", call_backward)
+apply = differentiable(FORWARD, "sinkhorn", call, _keep_p, _gradient)
+apply_backward = last(BACKWARD, "sinkhorn", call_backward)
 roles(FORWARD, "t -> t", exact.empty_p, before(2))
 roles(BACKWARD, "tt -> t", _empty_dx, before(2))

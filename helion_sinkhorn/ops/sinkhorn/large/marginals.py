@@ -11,7 +11,7 @@ from helion_sinkhorn.ops.sinkhorn.large import torch_op
 from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks
 from helion_sinkhorn.runtime.checks import DTYPES, check_finite, check_same_device, type_of
 from helion_sinkhorn.runtime.pieces import computing
-from helion_sinkhorn.runtime.torch_op import has_dtensor
+from helion_sinkhorn.runtime.tokens import has_dtensor
 
 INTEGERS = torch.int64, torch.int32
 LEAST_SHARE = {torch.float32: -80.0, torch.float64: -600.0}
@@ -223,8 +223,7 @@ def run(
     x, log_rows, log_columns = prepared(logits, of, first, ranks.lines)
     tensors = [t for t in (x, log_rows, log_columns) if t is not None]
     keep = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
-    apply = torch_op.SinkhornLarge.apply if torch_op.differentiates(*tensors) else torch_op.call
-    p, f, g, *_ = apply(
+    p, f, g, *_ = torch_op.apply(
         x, log_rows, log_columns, n_iters, eps, first, float(of.temperature), keep, implementation, out_dtype,
         [*ranks.groups], ranks.lines,
     )  # fmt: skip

@@ -18,7 +18,6 @@ from helion_sinkhorn.runtime.torch_op import (
     Implementations,
     define,
     differentiable,
-    differentiates,
     last,
     without_autocast,
 )
@@ -84,9 +83,7 @@ def _gradient(ctx, dp, df, dg, *_):
             *_, vectors_of_rows, vectors_of_columns = call(logits, *marginals, *options)
         vectors = [vectors_of_rows, vectors_of_columns]
     given = dp, df, dg, logits, *marginals, *vectors
-    differentiable = differentiates(*[t for t in given if t is not None])
-    run = SinkhornLargeBackward.apply if differentiable else call_backward
-    dx, *found = run(*given, ctx.eps, ctx.first, ctx.temperature, how, *ctx.ranks)
+    dx, *found = apply_backward(*given, ctx.eps, ctx.first, ctx.temperature, how, *ctx.ranks)
     of_marginals = [None if t is None else d.to(t.dtype) for t, d in zip(marginals, found, strict=True)]
     return dx, *of_marginals, *[None] * 9
 
@@ -106,7 +103,7 @@ call_backward = define(
     " -> (Tensor, Tensor, Tensor)",
     backward, _empty_gradients, 8,
 )  # fmt: skip
-SinkhornLarge = differentiable(FORWARD, "sinkhorn", call, _keep, _gradient)
-SinkhornLargeBackward = last(BACKWARD, "sinkhorn", call_backward)
+apply = differentiable(FORWARD, "sinkhorn", call, _keep, _gradient)
+apply_backward = last(BACKWARD, "sinkhorn", call_backward)
 roles(FORWARD, "ttt -> tttss", _empty_results, before(2))
 roles(BACKWARD, "ttttttss -> ttt", _empty_gradients, before(2, 3))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from helion_sinkhorn.ops.mhc.pre.normed import eager
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
+from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, last
 from helion_sinkhorn.runtime.wanted import cast, filled, only
 
 FORWARD, BACKWARD, PUBLIC = "hc_pre_normed", "hc_pre_normed_backward", "hc_pre"
@@ -50,9 +50,8 @@ def _gradient(ctx, du):
     if du is None:
         return (None,) * 5
     x, pre, weight = ctx.saved_tensors
-    run = HcPreNormedBackward.apply if differentiates(du, x, pre, weight) else call_backward
     wanted = ctx.needs_input_grad[:3]
-    found = run(du, x, pre, weight, *ctx.arguments, x.dtype, wanted)
+    found = apply_backward(du, x, pre, weight, *ctx.arguments, x.dtype, wanted)
     dx, dpre, dweight = only(found, wanted)
     return dx, dpre, cast(dweight, weight), None, None
 
@@ -63,7 +62,7 @@ call_backward = define(
     f"(Tensor du, {ARGUMENTS}, ScalarType dtype, bool[] wanted) -> (Tensor, Tensor, Tensor)",
     backward, _empty_gradients, 4,
 )  # fmt: skip
-HcPreNormed = differentiable(FORWARD, PUBLIC, call, _keep, _gradient)
-HcPreNormedBackward = last(BACKWARD, PUBLIC, call_backward)
+apply = differentiable(FORWARD, PUBLIC, call, _keep, _gradient)
+apply_backward = last(BACKWARD, PUBLIC, call_backward)
 roles(FORWARD, "ttp -> t", _empty_result, before(2))
 roles(BACKWARD, "tttp -> tt+", _empty_gradients, before(1))

@@ -19,7 +19,6 @@ from helion_sinkhorn.ops.mhc.split import torch_op as of_split
 from helion_sinkhorn.ops.mhc.streams import for_projection
 from helion_sinkhorn.runtime.gradients import with_signature
 from helion_sinkhorn.runtime.pieces import computing
-from helion_sinkhorn.runtime.torch_op import differentiates
 from helion_sinkhorn.runtime.wanted import cast, only
 
 
@@ -37,12 +36,6 @@ def loses_digits(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
         and forward_ad._current_level < 0
         and not torch.compiler.is_exporting()
     )
-
-
-def _run(last, call, tensors, *options):
-    """A gradient that raises if it is differentiated in turn."""
-    there = [t for t in tensors if t is not None]
-    return (last.apply if differentiates(*there) else call)(*tensors, *options)
 
 
 def _sum(*terms):
@@ -93,29 +86,24 @@ class Composed(torch.autograd.Function):
             given = dy, wide, pre if weights is None else weights
             wanted = True, weights is None or needed[5], needed[9]
             if norm is None:
-                run = of_pre.HcPreBackward, of_pre.call_backward
-                of_y, dweights = only(_run(*run, given, serves, wanted[:2]), wanted[:2])
+                of_y, dweights = only(of_pre.apply_backward(*given, serves, wanted[:2]), wanted[:2])
             else:
-                run = of_normed.HcPreNormedBackward, of_normed.call_backward
                 given, own = (dy, streams, given[2], norm), (site.y_norm_eps, serves, wide.dtype, wanted)
-                of_y, dweights, dnorm = only(_run(*run, given, *own), wanted)
+                of_y, dweights, dnorm = only(of_normed.apply_backward(*given, *own), wanted)
             if weights is None:
                 dpre, dweights = _sum(dpre, dweights), None
         if not all(t is None for t in (dpre, dpost, dcomb)):
             given = dpre, dpost, dcomb, mixes, scale, base
-            run = of_split.HcSplitSinkhornBackward, of_split.call_backward
-            wanted = True, any(needed[7:9])
-            dmixes, sums = only(_run(*run, given, *site.of_split(x.size(-2)), serves, wanted), wanted)
+            wanted, split = (True, any(needed[7:9])), site.of_split(x.size(-2))
+            dmixes, sums = only(of_split.apply_backward(*given, *split, serves, wanted), wanted)
             dscale, dbase = of_split.of_parameters(sums, needed[7:9], scale, base)
             given = dmixes, for_projection(wide), fn, mixes, norms
-            run = of_mixes.HcMixesBackward, of_mixes.call_backward
             wanted = True, needed[6]
-            of_stream, dfn = only(_run(*run, given, site.precision, serves, wanted), wanted)
+            of_stream, dfn = only(of_mixes.apply_backward(*given, site.precision, serves, wanted), wanted)
             of_stream, dfn = of_stream.view(wide.shape), cast(dfn, fn)
         residual = None if dstreams is None else dstreams.to(wide.dtype)
         wanted, given_f = of_post.with_bias(needed, f, x)
         given = _sum(residual, of_y, of_stream), given_f, x, post, comb, bias
-        run = of_post.HcPostBackward, of_post.call_backward
-        found = _run(*run, given, site.comb_order, serves, wanted)
+        found = of_post.apply_backward(*given, site.comb_order, serves, wanted)
         made = of_post.of_update(found, needed, f, bias)
         return *made, dweights, dfn, dscale, dbase, cast(dnorm, norm), *none[10:]

@@ -19,7 +19,7 @@ from helion_sinkhorn.ops.mhc.site import torch_op as of_site
 from helion_sinkhorn.ops.mhc.split.torch_op import of_parameters
 from helion_sinkhorn.runtime import own_gradient
 from helion_sinkhorn.runtime.tokens import roles
-from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, differentiates, last
+from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, last
 from helion_sinkhorn.runtime.updates import Update
 from helion_sinkhorn.runtime.wanted import cast, filled, only
 
@@ -93,14 +93,13 @@ def _gradient(ctx, dstreams, *others):
     if all(t is None for t in upstream[1:]):
         # no gradient comes back through the collapse and the projection
         given = upstream[0], *update
-        run = of_post.HcPostBackward.apply if differentiates(*given) else of_post.call_backward
-        found = run(*given, bias, SiteOptions(*ctx.constants).comb_order, "helion", of_update)
+        order = SiteOptions(*ctx.constants).comb_order
+        found = of_post.apply_backward(*given, bias, order, "helion", of_update)
         made = [None] * 5
     else:
         given = *update, bias, *site, streams, mixes, norms
-        there = [t for t in (*upstream, *given) if t is not None]
-        run = HcBoundaryBackward.apply if differentiates(*there) else call_backward
-        if over and call_backward.is_eager(*there):
+        run = apply_backward
+        if over and call_backward.is_eager(*upstream, *given):
             run = functools.partial(backward, over=True)
         of_y = upstream[1] is not None
         wanted = *of_update, needed[6], any(needed[7:9]), needed[5] and of_y, needed[9] and of_y
@@ -129,7 +128,7 @@ call_backward = define(
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     backward, _empty_gradients, 18,
 )  # fmt: skip
-HcBoundary = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
-HcBoundaryBackward = last(BACKWARD, FORWARD, call_backward)
+apply = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
+apply_backward = last(BACKWARD, FORWARD, call_backward)
 roles(FORWARD, "ttttptpppp -> ttttttt", _empty_results)
 roles(BACKWARD, "tttttttttptppppttt -> tttt++t+", _empty_gradients)
