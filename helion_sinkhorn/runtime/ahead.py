@@ -106,9 +106,9 @@ def begin(
     return thread
 
 
-def compile_all(found: Sequence[Launch], device: torch.device) -> None:
+def compile_all(launches: Sequence[Launch], device: torch.device) -> None:
     """Compile the programs of launches, one after another."""
-    jobs = {function: job for launch in found for function, job in compilations(*launch, device=device)}
+    jobs = {function: job for launch in launches for function, job in compilations(*launch, device=device)}
     own = {function: threading.Event() for function in jobs if function not in compiling}
     compiling.update(own)
     try:

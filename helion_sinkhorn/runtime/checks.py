@@ -121,13 +121,13 @@ def check_int(name: str, value: object, least: int, most: int | None = None, wha
     """
     accepted = f"an int of at least {least}" if most is None else f"an int from {least} to {most}"
     accepted += f", {what}" if what else ""
-    found = as_int(value)
-    if isinstance(found, bool) or not isinstance(found, int):
+    number = as_int(value)
+    if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError(f"{name} is {value!r}; pass {accepted}")
-    if found < least or (most is not None and found > most):
+    if number < least or (most is not None and number > most):
         # a compiler's symbol has to be converted to be printed
-        raise ValueError(f"{name} is {int(found)}; pass {accepted}")
-    return found
+        raise ValueError(f"{name} is {int(number)}; pass {accepted}")
+    return number
 
 
 def check_out_dtype(value: object) -> None:

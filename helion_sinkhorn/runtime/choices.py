@@ -29,8 +29,8 @@ def choose(kernel: Kernel, call: Any, batch: int, device: Device) -> Choice:
     default.
     """
     batch = kernel.batch(call, batch)
-    found = ((key, lookup(device, kernel.name, key, batch)) for key in kernel.keys(call))
-    key, entry = next((pair for pair in found if pair[1] is not None), (call.key, None))
+    stored = ((key, lookup(device, kernel.name, key, batch)) for key in kernel.keys(call))
+    key, entry = next((pair for pair in stored if pair[1] is not None), (call.key, None))
     if entry is not None:
         measured = entry.evidence == "measured" and Path(entry.path).parent.name == device.key
         stored = Choice(kernel.name, entry.config, entry.variant, entry.source, True, measured)

@@ -1,4 +1,4 @@
-"""A hash of the source that a function reaches, by which stale configs and programs are found."""
+"""A hash of the source that a function reaches, by which stale configs and programs are recognised."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def structure(value: object) -> object:
 @functools.cache
 def definitions(path: Path, source: str | None = None) -> dict[str, ast.AST]:
     """What a module defines or imports, by name; `source` replaces its text."""
-    found = {}
+    named = {}
     for node in without_docstrings(ast.parse(path.read_text() if source is None else source)).body:
         if isinstance(node, ast.ImportFrom):
             names = [alias.asname or alias.name for alias in node.names]
         else:
             names = [getattr(t, "id", getattr(t, "name", "")) for t in getattr(node, "targets", [node])]
-        found.update(dict.fromkeys(names, node))
-    return found
+        named.update(dict.fromkeys(names, node))
+    return named
 
 
 def path_of(module: str) -> Path | None:

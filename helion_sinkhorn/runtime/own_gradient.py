@@ -58,13 +58,13 @@ class _Probe(torch.autograd.Function):
     """A backward that counts, as `is_own` does, the references to a gradient that nobody else has."""
 
     @staticmethod
-    def forward(ctx, x, found):
-        ctx.found = found
+    def forward(ctx, x, counts):
+        ctx.counts = counts
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, gradient):
-        ctx.found.append(_counted(gradient))
+        ctx.counts.append(_counted(gradient))
         return gradient, None
 
 
@@ -94,13 +94,13 @@ def _of_nobody_else() -> tuple[int, int, int]:
 
     They are counted in a new thread, where no mode of the first caller is active.
     """
-    found: list[tuple[int, int, int]] = []
+    counts: list[tuple[int, int, int]] = []
 
     def count() -> None:
         x = torch.zeros(1, requires_grad=True, device="cpu")
-        _Source.apply(_Probe.apply(x, found)).sum().backward()
+        _Source.apply(_Probe.apply(x, counts)).sum().backward()
 
     thread = threading.Thread(target=count)
     thread.start()
     thread.join()
-    return found[0]
+    return counts[0]

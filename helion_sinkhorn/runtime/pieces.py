@@ -32,12 +32,12 @@ def halves(terms: torch.Tensor, axis: int) -> list[tuple[torch.Tensor, torch.Ten
 
     torch.sum chooses the order of additions, and with it a token's bits, by the shape of the whole tensor.
     """
-    found = []
+    pairs = []
     while terms.size(axis) > 1:
         terms, other = terms.chunk(2, axis)
         odd = terms.size(axis) > other.size(axis)
-        found.append((terms.narrow(axis, 0, other.size(axis)) if odd else terms, other))
-    return found
+        pairs.append((terms.narrow(axis, 0, other.size(axis)) if odd else terms, other))
+    return pairs
 
 
 def sum_over(terms: torch.Tensor, axis: int) -> torch.Tensor:

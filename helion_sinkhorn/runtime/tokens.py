@@ -66,8 +66,8 @@ def roles(name: str, of: str, empty: Callable[..., Any], leading: Callable[..., 
         tensors = list(zip(given, arguments, in_dims, strict=False))
         if SUM in results or any(role == PARAMETER and dim is not None for role, _, dim in tensors):
             first = [batch_first(x, dim, size) for _, x, dim in tensors]
-            found = one_by_one(operator, empty, size, [*first, *rest])
-            return (found[0], 0) if len(results) == 1 else (tuple(found), (0,) * len(results))
+            stacked = one_by_one(operator, empty, size, [*first, *rest])
+            return (stacked[0], 0) if len(results) == 1 else (tuple(stacked), (0,) * len(results))
         folded = [x if role == PARAMETER else batch_first(x, dim, size) for role, x, dim in tensors]
         # the splits stay in front of the tokens
         folded = [x.movedim(0, 1) if role == SPLITS else x for role, x in zip(given, folded, strict=True)]

@@ -73,11 +73,11 @@ def takes_merged(
             if back is not None and keywords.get("out") is not None:
                 keywords["out"] = _out_apart(keywords["out"], n, x.shape)
             if "x" in keywords:
-                found = function(*arguments, **{**keywords, "x": apart})
+                results = function(*arguments, **{**keywords, "x": apart})
             else:
                 at = names.index("x")
-                found = function(*arguments[:at], apart, *arguments[at + 1 :], **keywords)
-            return found if back is None else back(found)
+                results = function(*arguments[:at], apart, *arguments[at + 1 :], **keywords)
+            return results if back is None else back(results)
 
         return call
 

@@ -189,9 +189,9 @@ def span(t: torch.Tensor) -> int:
     return 1 + sum([(size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)])
 
 
-def written(found: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
+def written(result: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
     """The result, copied into the caller's tensor if there is one."""
-    return found if into is None or found is into else into.copy_(found)
+    return result if into is None or result is into else into.copy_(result)
 
 
 def count_change(*tensors: torch.Tensor | None) -> None:

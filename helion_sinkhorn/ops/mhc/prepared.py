@@ -25,8 +25,8 @@ def prepared(fn: torch.Tensor, layout: str, parts: int) -> torch.Tensor | None:
     """The parts that `prepare` made of fn, unless it has been changed since."""
     if not _kept or type(fn) not in PLAIN or fn.is_inference():
         return None
-    found = _kept.get(fn, {}).get((layout, parts))
-    return found.made if found and found[1:] == (fn._version, fn.data_ptr()) else None
+    kept = _kept.get(fn, {}).get((layout, parts))
+    return kept.made if kept and kept[1:] == (fn._version, fn.data_ptr()) else None
 
 
 def prepare(fn: torch.Tensor, layout: str, parts: int, make: Callable[[], torch.Tensor]) -> None:

@@ -62,8 +62,8 @@ def shared(
     if group is None and not may_be_distributed(logits):
         return None
     helion = check_implementation(implementation) == "helion"
-    found = _placed(logits, group, first, backward == "exact" and not helion)
-    if found is None:
+    mine = _placed(logits, group, first, backward == "exact" and not helion)
+    if mine is None:
         return None
     if helion:
         raise NotImplementedError(
@@ -73,25 +73,25 @@ def shared(
     if backward != "exact":
         raise ValueError("backward='implicit' needs whole matrices; leave out group, or pass 'exact'")
     of.check_shared()
-    if not isinstance(found.part, torch.Tensor) or found.part.dim() < 2:
-        return found
-    n = found.part.size(-2)
+    if not isinstance(mine.part, torch.Tensor) or mine.part.dim() < 2:
+        return mine
+    n = mine.part.size(-2)
     # a rank that took PyTorch alone would wait for sums that the others do not make
-    in_torch = of.has_marginals or not n or needs_gradient(found.part)
-    in_torch = in_torch or resolve_large(implementation, found.part, found.first) == "pytorch"
-    counts = torch.tensor([n, n == 0, in_torch], device=found.part.device)
-    reduce_over(counts, found.groups, "SUM")
+    in_torch = of.has_marginals or not n or needs_gradient(mine.part)
+    in_torch = in_torch or resolve_large(implementation, mine.part, mine.first) == "pytorch"
+    counts = torch.tensor([n, n == 0, in_torch], device=mine.part.device)
+    reduce_over(counts, mine.groups, "SUM")
     lines, without, in_torch = counts.tolist()
     if without:
         raise ValueError(
-            f"{without} of the ranks have no {'columns' if found.turned else 'rows'}; each must have at "
+            f"{without} of the ranks have no {'columns' if mine.turned else 'rows'}; each must have at "
             "least one: shard over fewer ranks"
         )
-    return found._replace(lines=lines, by_kernels=not in_torch)
+    return mine._replace(lines=lines, by_kernels=not in_torch)
 
 
 def _placed(logits: torch.Tensor, group: Any, first: str, exact: bool) -> Shared | None:
-    """This rank's part, found without asking the other ranks."""
+    """This rank's part, known without asking the other ranks."""
     if may_be_distributed(logits):
         from torch.distributed.tensor import DTensor
 

@@ -209,8 +209,8 @@ def backward(
             g, scale = of_order_one(g)
         if axis == 1 and definition.suits(n_iters, eps):
             of_matrices = definition.backward(*(t.permute(2, 0, 1) for t in (part, g)), n_iters, eps)
-            found = of_matrices.permute(1, 2, 0)
+            gradient = of_matrices.permute(1, 2, 0)
         else:
-            found = _Slice(part, n_iters, eps, axis).gradient(g)
-        made.copy_(found if scale is None else found.mul_(scale))
+            gradient = _Slice(part, n_iters, eps, axis).gradient(g)
+        made.copy_(gradient if scale is None else gradient.mul_(scale))
     return dx

@@ -63,8 +63,8 @@ def slices(first: str, *tensors: torch.Tensor) -> tuple[int | None, Iterator[tup
         n, m, order = m, n, (2, 1, 0)
     axis = contiguous_axis(n, m, tensors[0].device)
     count = matrices_of_slice(n, m, axis)
-    found = [t.reshape(-1, *t.shape[-2:]).permute(order).split(count, -1) for t in tensors]
-    return axis, zip(*found, strict=True)
+    parts = [t.reshape(-1, *t.shape[-2:]).permute(order).split(count, -1) for t in tensors]
+    return axis, zip(*parts, strict=True)
 
 
 def laid_out(x: torch.Tensor, dtype: torch.dtype, axis: int | None) -> torch.Tensor:

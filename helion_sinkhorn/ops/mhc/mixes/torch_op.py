@@ -106,8 +106,8 @@ def _gradient(ctx, dmixes, _):
         return (None,) * 6
     x, fn, mixes, norms = ctx.saved_tensors
     wanted = ctx.needs_input_grad[:2]
-    found = apply_backward(dmixes, x, fn, mixes, norms, ctx.precision, ctx.implementation, wanted)
-    dx, dfn = only(found, wanted)
+    gradients = apply_backward(dmixes, x, fn, mixes, norms, ctx.precision, ctx.implementation, wanted)
+    dx, dfn = only(gradients, wanted)
     return dx, cast(dfn, fn), *[None] * 4
 
 

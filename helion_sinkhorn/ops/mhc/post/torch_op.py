@@ -58,9 +58,9 @@ def _gradient(ctx, grad):
         return (None,) * 7
     f, x, post, comb, bias = ctx.saved_tensors
     wanted, given = with_bias(ctx.needs_input_grad, f, x)
-    found = apply_backward(grad, given, x, post, comb, bias, *ctx.arguments, wanted)
-    own_gradient.note(found[1] if wanted[1] else None)
-    return *of_update(found, ctx.needs_input_grad, f, bias), None, None
+    gradients = apply_backward(grad, given, x, post, comb, bias, *ctx.arguments, wanted)
+    own_gradient.note(gradients[1] if wanted[1] else None)
+    return *of_update(gradients, ctx.needs_input_grad, f, bias), None, None
 
 
 def with_bias(needed, f, x):
@@ -73,9 +73,9 @@ def with_bias(needed, f, x):
     return (needed[0] or of_bias, *needed[1:4]), f.to(computing(x.dtype)) if of_bias else f
 
 
-def of_update(found, needed, f, bias):
+def of_update(gradients, needed, f, bias):
     """(df, dx, dpost, dcomb, dbias) from what `with_bias` asks for, None for those that are not needed."""
-    df, *others = found
+    df, *others = gradients
     dbias = gradient_of_bias(df).to(bias.dtype) if needed[4] else None
     return df.to(f.dtype) if needed[0] else None, *only(others, needed[1:4]), dbias
 

@@ -94,15 +94,15 @@ def crossing(
             return Crossing(*torch_op.forward(*given, out=out)[:4], x)
         given = *update, weights, fn, scale, base, y_weight
         if summed:
-            streams, *found = composed.Composed.apply(*given, *options.of_site, serves)
+            streams, *results = composed.Composed.apply(*given, *options.of_site, serves)
         elif direct:
             count_change(*tensors_of(out))
-            streams, *found = boundary_op.forward(*given, *options.of_site, out=out)
+            streams, *results = boundary_op.forward(*given, *options.of_site, out=out)
             out = NONE
         else:
-            streams, *found = boundary_op.apply(*given, *options.of_site)
+            streams, *results = boundary_op.apply(*given, *options.of_site)
         updated(streams, update, options.comb_order, serves)
-        return with_others(Crossing(*found[:4], streams), out, implementation)
+        return with_others(Crossing(*results[:4], streams), out, implementation)
     pre, post, comb = coefficients(x, site, options, implementation)
     norm = None if y_weight is None else Norm(y_weight, options.y_norm_eps)
     y = collapsed(x, pre if weights is None else weights, norm, implementation)
@@ -125,15 +125,15 @@ def crossing_into(
         given |= update._asdict()
         over |= {"pre": "pre_next", "post": "post", "comb": "comb", "residual": "x", "mean": ""}
     direct = check_fields(out, x, over, given)
-    found = crossing(update, x, site, weights, options, implementation, out, direct)
-    return Crossing(*[written(t, getattr(out, name)) for name, t in found._asdict().items()])
+    results = crossing(update, x, site, weights, options, implementation, out, direct)
+    return Crossing(*[written(t, getattr(out, name)) for name, t in results._asdict().items()])
 
 
-def with_others(found: Crossing, out: Out, implementation: str) -> Crossing:
+def with_others(results: Crossing, out: Out, implementation: str) -> Crossing:
     """The same, after what else is wanted of it is written: the mean of the streams, as hc_pre makes it and
     the kernel of hc_boundary, and y as quantize rounds it.
     """
-    streams, y = found.residual, found.y
+    streams, y = results.residual, results.y
     if out.mean is not None:
         written(collapsed(streams, evenly(streams), None, implementation), out.mean)
     if out.quantized is not None:
@@ -143,7 +143,7 @@ def with_others(found: Crossing, out: Out, implementation: str) -> Crossing:
         run = of_quantize.forward if implementation_for(asked, "y", y) == "pytorch" else quantize_op.call
         for t, into in zip(run(y, *kind, FLOOR), out.quantized, strict=True):
             written(t, into)
-    return found
+    return results
 
 
 def coefficients(

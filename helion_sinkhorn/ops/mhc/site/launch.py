@@ -78,8 +78,8 @@ def forward(
     # comes first, since pre may be written over the weights
     given = norm, eps, out.y, out.quantized
     y = None if weights is None else collapsed(streams, weights, *given)
-    found = coefficients(made, x.shape[:-2], site, n, call.mixes, options, out)
-    return collapsed(streams, found[0], *given) if y is None else y, *found
+    coeffs = coefficients(made, x.shape[:-2], site, n, call.mixes, options, out)
+    return collapsed(streams, coeffs[0], *given) if y is None else y, *coeffs
 
 
 def collapsed(

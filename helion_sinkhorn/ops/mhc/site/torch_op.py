@@ -172,8 +172,8 @@ _apply = apply_directly(
 def run(x, *arguments):
     """(y, pre, post, comb, residual) of the operator; the gradient of the residual comes back to it."""
     traced = torch.compiler.is_compiling() and needs_gradient(x, *arguments[:5])
-    residual, *found = (Traced.apply if traced else _apply)(x, *arguments)
-    return *found[:4], residual
+    residual, *results = (Traced.apply if traced else _apply)(x, *arguments)
+    return *results[:4], residual
 
 
 roles(FORWARD, "tppptp -> tttttt", empty_results)

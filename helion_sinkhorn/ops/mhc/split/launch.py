@@ -231,13 +231,13 @@ def backward(
             *places_in(dmixes, 0, 2 * n), *places_in(sums, 0, 2 * n, columns),
         )  # fmt: skip
 
-    def found() -> tuple[Some, Some]:
+    def gradients() -> tuple[Some, Some]:
         return dmixes, None if sums is None else sums.sum(0)[: columns + 3]
 
     tiles = _tiles.get(key)
     sums = None if tiles is None else rows_for(tiles)
     if tiles and launch_kept(key, *tensors(sums)):
-        return found()
+        return gradients()
     call = call_for(n, n_iters, eps, mixes.dtype)
 
     def make(chosen: Chosen) -> None:
@@ -260,7 +260,7 @@ def backward(
         _tiles[key] = tiles
 
     launch_chosen(KERNELS[BACKWARD], call, tokens, mixes, make, choice)
-    return found()
+    return gradients()
 
 
 def tiles_of(choice: Choice, tokens: int) -> int:

@@ -51,8 +51,8 @@ def _gradient(ctx, du):
         return (None,) * 5
     x, pre, weight = ctx.saved_tensors
     wanted = ctx.needs_input_grad[:3]
-    found = apply_backward(du, x, pre, weight, *ctx.arguments, x.dtype, wanted)
-    dx, dpre, dweight = only(found, wanted)
+    gradients = apply_backward(du, x, pre, weight, *ctx.arguments, x.dtype, wanted)
+    dx, dpre, dweight = only(gradients, wanted)
     return dx, dpre, cast(dweight, weight), None, None
 
 

@@ -39,10 +39,10 @@ def _power_of_two(largest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     bits = largest.view(torch.int32)
     exponent, mantissa = bits >> 23, bits & 0x7FFFFF
-    found = exponent - 8 + (mantissa > 0x600000).int()
-    found = torch.where(exponent == NOT_A_NUMBER, NOT_A_NUMBER, found)
-    power = (found << 23).view(torch.float32)
-    return found, torch.where(found == NOT_A_NUMBER, torch.nan, power)
+    biased = exponent - 8 + (mantissa > 0x600000).int()
+    biased = torch.where(exponent == NOT_A_NUMBER, NOT_A_NUMBER, biased)
+    power = (biased << 23).view(torch.float32)
+    return biased, torch.where(biased == NOT_A_NUMBER, torch.nan, power)
 
 
 def _packed(exponents: torch.Tensor) -> torch.Tensor:

@@ -104,6 +104,6 @@ class Composed(torch.autograd.Function):
         residual = None if dstreams is None else dstreams.to(wide.dtype)
         wanted, given_f = of_post.with_bias(needed, f, x)
         given = _sum(residual, of_y, of_stream), given_f, x, post, comb, bias
-        found = of_post.apply_backward(*given, site.comb_order, serves, wanted)
-        made = of_post.of_update(found, needed, f, bias)
+        gradients = of_post.apply_backward(*given, site.comb_order, serves, wanted)
+        made = of_post.of_update(gradients, needed, f, bias)
         return *made, dweights, dfn, dscale, dbase, cast(dnorm, norm), *none[10:]

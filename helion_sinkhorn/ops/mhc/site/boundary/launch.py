@@ -101,10 +101,10 @@ def forward(
         normalise(y, norm, options.y_norm_eps, out.quantized)
     elif y is not None:
         quantized_launch.write(y, out.quantized)
-    found = coefficients(made, x.shape[:-2], site, n, call.mixes, options, out)
+    coeffs = coefficients(made, x.shape[:-2], site, n, call.mixes, options, out)
     if y is None:
-        y = collapsed(streams, found[0], norm, options.y_norm_eps, out.y, out.quantized)
-    return streams, y, *found
+        y = collapsed(streams, coeffs[0], norm, options.y_norm_eps, out.y, out.quantized)
+    return streams, y, *coeffs
 
 
 def split_shape(call: SiteCall) -> tuple[int, int, int]:

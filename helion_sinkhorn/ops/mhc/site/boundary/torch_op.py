@@ -94,7 +94,7 @@ def _gradient(ctx, dstreams, *others):
         # no gradient comes back through the collapse and the projection
         given = upstream[0], *update
         order = SiteOptions(*ctx.constants).comb_order
-        found = of_post.apply_backward(*given, bias, order, "helion", of_update)
+        gradients = of_post.apply_backward(*given, bias, order, "helion", of_update)
         made = [None] * 5
     else:
         given = *update, bias, *site, streams, mixes, norms
@@ -104,10 +104,10 @@ def _gradient(ctx, dstreams, *others):
         of_y = upstream[1] is not None
         wanted = *of_update, needed[6], any(needed[7:9]), needed[5] and of_y, needed[9] and of_y
         made = run(*upstream, *given, ctx.own, *ctx.constants, wanted)
-        *found, dfn, sums, dweights, dnorm = only(made, wanted)
+        *gradients, dfn, sums, dweights, dnorm = only(made, wanted)
         _, fn, scale, base, norm = site
         made = dweights, cast(dfn, fn), *of_parameters(sums, needed[7:9], scale, base), cast(dnorm, norm)
-    df, dx, *rest = of_post.of_update(found, needed, f, bias)
+    df, dx, *rest = of_post.of_update(gradients, needed, f, bias)
     own_gradient.note(dx)
     return df, dx, *rest, *made, *[None] * len(ctx.constants)
 
