@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from autograd_calls import randn
 from hc_streams import post_inputs
 from launches import kernels_on_cpu
 
@@ -19,14 +20,9 @@ MOST = 2.0
 
 
 def drawn(dtype, bias_dtype):
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape):
-        return torch.randn(shape, generator=generator)
-
-    f, x, grad = (normal(*s).to(dtype) for s in ((TOKENS, C), (TOKENS, N, C), (TOKENS, N, C)))
-    post, comb = torch.rand(TOKENS, N, generator=generator) * 2, normal(TOKENS, N, N)
-    return f, x, post, comb, normal(C).to(bias_dtype), grad
+    """(f, x, post, comb, bias, grad)."""
+    *given, bias, grad = post_inputs(TOKENS, n=N, c=C, dtype=dtype)
+    return *given, bias.to(bias_dtype), grad
 
 
 def check(found, post, grad):
@@ -59,10 +55,8 @@ def test_hc_post(path, dtype, bias_dtype, monkeypatch):
 
 def site_inputs(dtype):
     """(weights, fn, scale, base) of coefficients without gradients, and the upstream gradient of y."""
-    generator = torch.Generator().manual_seed(1)
-    weights, dy = torch.rand(TOKENS, N, generator=generator), torch.randn(TOKENS, C, generator=generator)
-    rows = N * (N + 2)
-    return (weights, torch.zeros(rows, N * C), torch.ones(3), torch.zeros(rows)), dy.to(dtype)
+    rows, dy = N * (N + 2), randn(TOKENS, C, seed=7, dtype=dtype)
+    return (randn(TOKENS, N, seed=8), torch.zeros(rows, N * C), torch.ones(3), torch.zeros(rows)), dy
 
 
 def of_streams(grad, weights, dy):

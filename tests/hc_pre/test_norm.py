@@ -9,8 +9,7 @@ from launches import kernels_on_cpu
 
 from helion_sinkhorn import hc_boundary, hc_pre, hc_site, reference
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.pre.normed import budget
-from helion_sinkhorn.ops.mhc.pre.normed import eager, launch, space
+from helion_sinkhorn.ops.mhc.pre.normed import space
 from helion_sinkhorn.ops.mhc.pre.space import PreCall
 
 UNIT = 2.0**-8
@@ -61,36 +60,6 @@ def path(request, monkeypatch):
         kernels_on_cpu(monkeypatch)
 
 
-def test_a_collapsed_state_on_the_other_side_of_a_tie_is_within_the_budget():
-    """1 + 2^-8 + 1.875 * 2^-24 rounds up, and down where float32 adds one part of the rest after another."""
-    x, pre, weight = torch.ones(1, 1, 4, 64, dtype=torch.bfloat16), torch.ones(1, 1, 4), torch.ones(1, 64)
-    x[..., 1, :], x[..., 2:, :] = 2.0**-8, 0.9375 * 2.0**-24
-    x[..., 1:, 32:] = 0
-    given = x, pre, randn(1, 1, 64, dtype=torch.bfloat16), weight, 1e-6
-    found = dict(zip(budget.RESULTS, by_cpu(*given), strict=True))
-    exact, allowed = budget.exact(*given), budget.error_budget(*given)
-    _, off = budget.errors(*given)
-    for name, t in found.items():
-        error = (t.double().view(exact[name].shape) - exact[name]).abs()
-        assert (error <= allowed[name]).all(), name
-        assert (error > allowed[name] - off[name]).any(), name
-
-
-def by_cpu(x, pre, du, weight, eps):
-    """(u, dx, dpre, dweight) by the path of a CPU."""
-    norm = x, pre, weight[0], eps
-    return eager.forward(*norm), *eager.backward(du, *norm, x.dtype)
-
-
-def test_one_entry_is_computed_by_pytorch(monkeypatch):
-    """A norm of one entry is its sign, and eps alone has a gradient."""
-    kernels_on_cpu(monkeypatch)
-    x, pre, weight, du = inputs(3, c=1)
-    found = results(hc_pre, x, pre, weight, du, eps=1.0)
-    for t, exact in zip(found, truth(x, pre, weight, du, eps=1.0), strict=True):
-        assert relative(t, exact) < 2e-6
-
-
 @pytest.mark.parametrize("device", ["h200", "mi350"])
 @pytest.mark.parametrize(
     ("n", "columns", "dtype", "early"),
@@ -101,9 +70,6 @@ def test_one_entry_is_computed_by_pytorch(monkeypatch):
         (4, 16384, "bfloat16", 0),
         (11, 8192, "bfloat16", 0),
         (5, 8192, "float32", 0),
-        (2, 16384, "float32", 0),
-        (4, 8193, "float32", 0),
-        (8, 16384, "bfloat16", 0),
     ],
 )
 def test_rows_are_loaded_early_if_shared_memory_holds_them(n, columns, dtype, early, device):
@@ -189,16 +155,6 @@ def test_small_and_large_tokens_are_finite(path, value):
         assert found.isfinite().all()
 
 
-def test_a_tokens_bits_are_its_own(path):
-    given = inputs(41, c=70, dtype=torch.bfloat16)
-    x, pre, weight, du = given
-    whole = results(hc_pre, *given)
-    for begin, end in ((0, 1), (3, 20), (40, 41)):
-        part = results(hc_pre, x[begin:end], pre[begin:end], weight, du[begin:end])
-        for a, b in zip(part[:3], whole[:3], strict=True):
-            assert torch.equal(a, b[begin:end])
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_weights_of_any_dtype(path, dtype):
     x, pre, weight, du = inputs(6, dtype=torch.bfloat16)
@@ -208,14 +164,6 @@ def test_weights_of_any_dtype(path, dtype):
     assert (u.dtype, dweight.dtype) == (torch.bfloat16, dtype)
     assert relative(u, exact[0]) < 0.6 * UNIT
     assert relative(dweight, exact[3]) < (UNIT if dtype != torch.float64 else 1e-6)
-
-
-def test_boundary_normalises_a_row_as_hc_pre_does(path):
-    y, weight = randn(5, 70, dtype=torch.bfloat16), randn(70, seed=1)
-    expected = eager.forward(y.unsqueeze(-2), torch.ones(5, 1), weight, 1e-6)
-    made = y.clone()
-    launch.normalise(made, weight, 1e-6)
-    torch.testing.assert_close(made, expected, rtol=UNIT, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -229,12 +177,14 @@ def test_boundary_normalises_a_row_as_hc_pre_does(path):
 )
 def test_errors(weight, eps, error, said):
     x, pre, _, _ = inputs(2)
-    norm = {"y_norm_weight": weight, "y_norm_eps": eps}
-    with pytest.raises(error, match=said):
-        hc_pre(x, pre, **norm)
-    fn, scale, base = randn(24, 384), torch.ones(3), torch.zeros(24)
-    with pytest.raises(error, match=said):
-        hc_site(x, fn, scale, base, **norm)
-    post, comb = randn(2, 4), randn(2, 4, 4)
-    with pytest.raises(error, match=said):
-        hc_boundary(x[:, 0], x, post, comb, pre, fn, scale, base, **norm)
+    norm, site = (
+        {"y_norm_weight": weight, "y_norm_eps": eps},
+        (randn(24, 384), torch.ones(3), torch.zeros(24)),
+    )
+    for call in (
+        lambda: hc_pre(x, pre, **norm),
+        lambda: hc_site(x, *site, **norm),
+        lambda: hc_boundary(x[:, 0], x, pre, x @ x.mT, pre, *site, **norm),
+    ):
+        with pytest.raises(error, match=said):
+            call()

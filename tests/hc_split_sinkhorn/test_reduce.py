@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import functools
-import math
 
 import pytest
 import torch
 from autograd_calls import assert_equal, randn, values_and_gradients
 
-from helion_sinkhorn import Reduce, hc_split_sinkhorn, reference
+from helion_sinkhorn import Reduce, hc_split_sinkhorn
 
 OPERATOR = torch.ops.helion_sinkhorn.hc_split_sinkhorn_reduced.default
-BACKWARD = torch.ops.helion_sinkhorn.hc_split_sinkhorn_backward.default
-CONSTANTS = 4, 20, 1e-6, 2.0, 1e-6, 0.0, "io", "pytorch"
 SIZE, NORM_EPS = 64, 1e-2
-VALUE, GRADIENT = 1e-6, 2e-6
-"""Limits in float32, of the largest entry: twice the largest error of a value, 1.4 times that of a sum."""
 
 
 def inputs(*lead, splits=5, n=4, seed=0, dtype=torch.float32):
@@ -33,36 +28,13 @@ def inputs(*lead, splits=5, n=4, seed=0, dtype=torch.float32):
     )
 
 
-def run(partials, squares, scale, base, f=hc_split_sinkhorn, eps_outside=False, **options):
-    return f(partials, scale, base, reduce=Reduce(squares, SIZE, NORM_EPS, eps_outside), **options)
+def run(partials, squares, scale, base):
+    return hc_split_sinkhorn(partials, scale, base, reduce=Reduce(squares, SIZE, NORM_EPS))
 
 
-def results(*tensors, **options):
+def results(*tensors):
     """The three results and the gradients of partials, squares, scale and base."""
-    return values_and_gradients(run, tensors[:4], tensors[4:], **options)
-
-
-def exact(*tensors, **options):
-    return results(*[t.double() for t in tensors], f=reference.hc_split_sinkhorn, **options)
-
-
-def assert_right(found, truth):
-    for k, (y, t) in enumerate(zip(found, truth, strict=True)):
-        assert y.shape == t.shape
-        assert (y.double() - t).abs().max() <= (VALUE if k < 3 else GRADIENT) * t.abs().max(), k
-
-
-@pytest.mark.parametrize("eps_outside", [False, True])
-@pytest.mark.parametrize(("n", "splits"), [(4, 1), (4, 8), (3, 5), (1, 2), (16, 2)])
-def test_values_and_gradients_against_float64(n, splits, eps_outside):
-    tensors = inputs(3, 17, n=n, splits=splits)
-    options = {"hc_mult": n, "sinkhorn_iters": 5, "eps_outside": eps_outside}
-    found = results(*tensors, **options)
-    assert_right(found, exact(*tensors, **options))
-    dpartials, dsquares = found[3:5]
-    assert dpartials.stride(0) == dsquares.stride(0) == 0 or splits == 1
-    # each of the five is what it is for its own sake
-    assert all(t.abs().max() > 1e-4 for t in found)
+    return values_and_gradients(run, tensors[:4], tensors[4:])
 
 
 @pytest.mark.parametrize("eps_outside", [False, True])
@@ -71,20 +43,6 @@ def test_every_gradient_of_the_operator_by_finite_differences(eps_outside):
     tensors = [t.requires_grad_() for t in inputs(2, n=2, splits=3, dtype=torch.float64)[:4]]
     constants = 2, 3, 1e-3, 2.0, 1e-3, 0.0, "io", "pytorch", torch.float64
     torch.autograd.gradcheck(lambda *t: OPERATOR(*t, SIZE, 0.1, eps_outside, *constants), tensors)
-
-
-def test_gradients_of_the_operators_results_add_up():
-    """A loss of the coefficients and of the mixes and norms too."""
-    leaves = [t.requires_grad_() for t in inputs(3, splits=2, dtype=torch.float64)[:4]]
-    out = OPERATOR(*leaves, SIZE, 0.1, True, *CONSTANTS, torch.float64)
-    upstream = [randn(*y.shape, seed=9 + k, dtype=torch.float64) for k, y in enumerate(out)]
-    found = torch.autograd.grad(out, leaves, upstream, retain_graph=True)
-    each = [
-        torch.autograd.grad(y, leaves, g, retain_graph=True, allow_unused=True, materialize_grads=True)
-        for y, g in zip(out, upstream, strict=True)
-    ]
-    for y, terms in zip(found, zip(*each, strict=True), strict=True):
-        torch.testing.assert_close(y, sum(terms), rtol=1e-11, atol=1e-13)
 
 
 def test_it_is_the_sum_in_the_order_of_the_splits():
@@ -98,34 +56,14 @@ def test_it_is_the_sum_in_the_order_of_the_splits():
     assert not torch.equal(backwards[0], expected[0])
 
 
-def test_the_operator_leaves_what_the_backward_of_the_mixes_takes():
-    partials, squares, scale, base, *upstream = inputs(3, 7)
-    *_, mixes, norms = OPERATOR(
-        partials, squares, scale, base, SIZE, NORM_EPS, False, *CONSTANTS, torch.float32
-    )
-    assert (mixes.shape, norms.shape) == ((3, 7, 24), (3, 7, 2))
-    dmixes, sums = BACKWARD(*upstream, mixes, scale, base, *CONSTANTS, [True, True])
-    *_, dpartials, dsquares, dscale, dbase = results(partials, squares, scale, base, *upstream)
-    r, k = norms.double().unbind(-1)
-    for found in dpartials:
-        torch.testing.assert_close(found.double(), r.unsqueeze(-1) * dmixes.double(), rtol=1e-6, atol=0.0)
-    terms = dmixes.double() * mixes.double()
-    limit = 1e-6 * (k * terms.abs().sum(-1)).abs()
-    for found in dsquares:
-        assert ((found - k / 2 * terms.sum(-1)).abs() <= limit).all()
-    assert_equal((dscale, dbase), (sums[24:], sums[:24]))
-
-
-def test_dtypes():
+def test_dtypes_of_parameters():
+    """They are widened and computed with, and their gradients are rounded once."""
     partials, squares, scale, base, *upstream = inputs(30)
-    given = partials, squares, scale.bfloat16(), base.half(), *upstream
-    found = results(*given)
-    assert [t.dtype for t in found] == [torch.float32] * 5 + [torch.bfloat16, torch.float16]
-    assert_right(found[:5], exact(*given)[:5])
-    wide = results(*[t.double() for t in inputs(30)])
-    assert {t.dtype for t in wide} == {torch.float64}
-    for y, t in zip(wide, exact(*inputs(30)), strict=True):
-        torch.testing.assert_close(y, t, rtol=1e-11, atol=1e-13)
+    found = results(partials, squares, scale.bfloat16(), base.half(), *upstream)
+    *same, dscale, dbase = results(
+        partials, squares, scale.bfloat16().float(), base.half().float(), *upstream
+    )
+    assert_equal(found, [*same, dscale.bfloat16(), dbase.half()])
 
 
 def test_rows_that_vanish():
@@ -160,17 +98,11 @@ REFUSED = {
     "squares elsewhere": (P, Reduce(Q.to("meta"), 64), ValueError, "reduce.squares is on meta, mixes on cpu"),
     "squares of the sum": (P, Reduce(Q[0], 64), ValueError,
                            r"reduce.squares has shape \(3,\); for partial sums of shape \(2, 3, 24\) pass"),
-    "squares with a column": (P, Reduce(Q[..., None], 64), ValueError,
-                              r"shape \(2, 3, 1\); .* pass \(2, 3\)"),
     "size is a float": (P, Reduce(Q, 64.0), TypeError,
                         "reduce.size is 64.0; pass an int of at least 1, the number of entries of a token"),
-    "size is a bool": (P, Reduce(Q, True), TypeError, "reduce.size is True; pass an int of at least 1, the"),
     "size is 0": (P, Reduce(Q, 0), ValueError, "reduce.size is 0; pass an int of at least 1, the number"),
-    "norm_eps is None": (P, Reduce(Q, 64, None), TypeError, f"reduce.norm_eps is None; {EPS}"),
     "norm_eps is negative": (P, Reduce(Q, 64, -1e-6), ValueError, f"reduce.norm_eps is -1e-06; {EPS}"),
     "norm_eps is tiny": (P, Reduce(Q, 64, 1e-38), ValueError, f"reduce.norm_eps is 1e-38; {EPS}"),
-    "norm_eps is infinite": (P, Reduce(Q, 64, math.inf), ValueError, f"reduce.norm_eps is inf; {EPS}"),
-    "norm_eps is nan": (P, Reduce(Q, 64, math.nan), ValueError, f"reduce.norm_eps is nan; {EPS}"),
     "eps_outside is a number": (P, Reduce(Q, 64, 1e-6, 1), TypeError,
                                 "reduce.eps_outside is 1; pass True or False"),
 }  # fmt: skip
