@@ -9,7 +9,16 @@ from autograd_calls import assert_equal, randn, values_and_gradients
 from launches import SITES, kernels_on_cpu
 from mhc_equations import assert_equations
 
-from helion_sinkhorn import hc_boundary, hc_coeffs, hc_post, hc_site, nn, reference
+from helion_sinkhorn import (
+    hc_boundary,
+    hc_coeffs,
+    hc_mixes,
+    hc_post,
+    hc_pre,
+    hc_site,
+    hc_split_sinkhorn,
+    nn,
+)
 
 FORMS = {
     "log": {"sinkhorn_iters": 7, "form": "log"},
@@ -18,6 +27,9 @@ FORMS = {
 }
 EVERY = {"deepseek": {"sinkhorn_iters": 7}, **FORMS}
 NARROW = (torch.bfloat16, torch.float16)
+OTHERS = {
+    "post_mult": 1.0, "pre_eps": 0.5, "post_eps": 0.25, "eps_outside": True, "norm_eps": 0.1, "eps": 1e-3,
+}  # fmt: skip
 each_form = pytest.mark.parametrize("form", FORMS)
 
 
@@ -47,21 +59,22 @@ def test_a_site_against_float64(form, n, spread, dtype):
     assert_equations(lambda *t: hc_site(*t, **EVERY[form]), specification, tensors, upstream, rounded=3)
 
 
-@each_form
-def test_a_site_is_its_parts(form):
-    tensors, _ = inputs()
-    others = {"eps_outside": True, "norm_eps": 1e-3, "post_mult": 1.5, "pre_eps": 0.25, "comb_order": "oi"}
-    y, post, comb, residual = hc_site(*tensors, **FORMS[form], **others)
-    expected = hc_coeffs(*tensors, **FORMS[form], **others)
-    assert_equal([post, comb], list(expected[1:]))
-    assert residual is tensors[0]
-    exact = reference.hc_site(*(t.double() for t in tensors), **FORMS[form], **others)
-    torch.testing.assert_close([y, post, comb], [t.float() for t in exact[:3]], rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("form", EVERY)
+def test_a_site_is_its_three_operators(form):
+    (x, fn, scale, base), _ = inputs(dtype=torch.bfloat16)
+    norm, weight = {"norm_eps": 0.1, "eps_outside": True}, 1 + randn(48, seed=9, scale=0.2)
+    gates = {"post_mult": 1.5, "pre_eps": 0.25, "post_eps": 1e-3, "comb_order": "oi", **EVERY[form]}
+    y, post, comb, residual = hc_site(x, fn, scale, base, norm_weight=weight, **norm, **gates)
+    mixes = hc_mixes(x, fn, norm_weight=weight, **norm)
+    pre, *rest = hc_split_sinkhorn(mixes, scale, base, 4, **gates)
+    assert_equal((y, post, comb), (hc_pre(x, pre), *rest))
+    assert_equal(hc_coeffs(x, fn, scale, base, norm_weight=weight, **norm, **gates), (pre, *rest))
+    assert residual is x
 
 
 @pytest.mark.parametrize("delayed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("options", [*FORMS.values(), {}], ids=str)
+@pytest.mark.parametrize("options", [*FORMS.values(), {}, OTHERS], ids=str)
 def test_a_boundary_has_the_bits_of_an_update_and_a_site(options, dtype, delayed):
     """With a bias that needs no gradient: one that does keeps that of f from being rounded."""
     (x, *site), upstream = inputs(dtype=dtype)
@@ -108,30 +121,14 @@ def test_modules_have_the_forms(form, kind):
     else:
         y, *rest = module.enter(x)
     assert_equal([y, *rest], list(hc_site(x, *parameters, **FORMS[form])))
-    assert f"form={FORMS[form].get('form', 'deepseek')!r}" in repr(module)
-
-
-@each_form
-def test_a_sublayer_has_the_forms(form):
-    torch.manual_seed(0)
-    layer = nn.HyperSublayer(torch.nn.Linear(12, 12), 12, **FORMS[form])
-    x = inputs()[0][0]
-    y, *rest = layer.connection.enter(x, y_norm=layer.norm)
-    expected = hc_post(layer.sublayer(y), rest[2], *rest[:2])
-    assert torch.equal(layer(x), expected)
-    plain = nn.HyperSublayer(layer.sublayer, 12)
-    plain.load_state_dict(layer.state_dict())
-    assert not torch.equal(plain(x), expected)
+    for made in (module, nn.HyperSublayer(torch.nn.Identity(), 12, **FORMS[form]).connection):
+        assert f"form={FORMS[form].get('form', 'deepseek')!r}" in repr(made)
 
 
 def test_forms_that_there_are_not_are_refused():
-    tensors, _ = inputs()
-    for call in (lambda: hc_site(*tensors, form="exp"), lambda: nn.HyperConnection(12, form="exp")):
+    x, *site = inputs()[0]
+    for call in (lambda: hc_site(x, *site, form="exp"), lambda: nn.HyperConnection(12, form="exp")):
         with pytest.raises(ValueError, match="form is 'exp'; use one of 'deepseek', 'log'"):
             call()
     with pytest.raises(ValueError, match="sinkhorn_iters is -1; pass an int"):
-        hc_boundary(tensors[0][..., 0, :], tensors[0], *randn_update(), None, *tensors[1:], sinkhorn_iters=-1)
-
-
-def randn_update():
-    return randn(2, 3, 4), randn(2, 3, 4, 4)
+        hc_boundary(x[..., 0, :], x, x[..., 0], x @ x.mT, None, *site, sinkhorn_iters=-1)

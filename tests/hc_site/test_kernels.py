@@ -1,4 +1,4 @@
-"""The bodies that hc_site launches, in Helion's reference mode, and its torch operators on CPU tensors."""
+"""The bodies of hc_site and hc_boundary, in Helion's reference mode, and their operators on CPU tensors."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from unittest import mock
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
+from hc_boundaries import boundary, boundary_inputs
 from hc_sites import site_inputs, site_results
 from launches import SITES, kernels_on_cpu
 
-from helion_sinkhorn import hc_site
-from helion_sinkhorn.lab.site.budget import RESULTS
+from helion_sinkhorn import hc_post, hc_pre, hc_site
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
 from helion_sinkhorn.ops.mhc.options import Kept, SiteGradients, SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
 from helion_sinkhorn.ops.mhc.site import launch, torch_op
+from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary_launch
+from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
 from helion_sinkhorn.ops.mhc.split import launch as split_launch
 from helion_sinkhorn.runtime.kernel import default_choice
 from helion_sinkhorn.runtime.launch import device_of
@@ -55,6 +57,29 @@ def test_a_gradient_in_float32_takes_the_default_and_not_what_was_timed_with_a_n
     assert choice == (default_choice(kernel, of, device_of(x)) if normed else None)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_what_the_kernel_does_not_take_is_made_by_the_parts(monkeypatch, own):
+    """More streams than fit in its registers: hc_post, then the kernels of hc_site."""
+    monkeypatch.delattr(boundary_launch, "one_pass")
+    given, _ = boundary_inputs(3, n=MOST_STREAMS + 1, c=24)
+    f, x, post, comb, fn, scale, base, bias, weights = given
+    found = boundary(*given, own=own)
+    streams = hc_post(f, x, post, comb, bias)
+    site = hc_site(streams, fn, scale, base, 3)
+    expected = site.y if own else hc_pre(streams, weights), site.post, site.comb, streams
+    # the CPU adds five streams in a different order than the kernels
+    made = found.y, found.post, found.comb, found.residual
+    torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_streams_and_collapse_have_the_bits_of_the_parts():
+    given, _ = boundary_inputs(7, n=4, c=24, dtype=torch.bfloat16)
+    found = boundary(*given)
+    f, x, post, comb, *_, bias, weights = given
+    streams = hc_post(f, x, post, comb, bias)
+    assert_equal((found.residual, found.y), (streams, hc_pre(streams, weights)))
+
+
 FORWARD = torch.ops.helion_sinkhorn.hc_site.default
 BACKWARD = torch.ops.helion_sinkhorn.hc_site_backward.default
 CONSTANTS = 3, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False, 1e-6
@@ -91,12 +116,8 @@ def test_distributed_tensors_go_to_the_parts(mesh, monkeypatch):
     expected = site_results(given, upstream, implementation="pytorch")
     monkeypatch.setattr(torch_op, "run", never)
     placements = Shard(0), Replicate(), Replicate(), Replicate()
-    spread = [
-        distribute_tensor(t, mesh, [p]).requires_grad_() for t, p in zip(given, placements, strict=True)
-    ]
-    y, post, comb, residual = hc_site(*spread)
-    assert all(isinstance(t, DTensor) for t in (y, post, comb, residual))
-    of = [distribute_tensor(t, mesh, [Shard(0)]) for t in upstream]
-    found = torch.autograd.grad((residual, y, post, comb), spread, of)
-    for name, t in zip(RESULTS, (y, post, comb, *found), strict=True):
-        torch.testing.assert_close(t.full_tensor().detach(), expected[name])
+    spread = [distribute_tensor(t, mesh, [p]) for t, p in zip(given, placements, strict=True)]
+    found = site_results(spread, [distribute_tensor(t, mesh, [Shard(0)]) for t in upstream])
+    assert all(isinstance(t, DTensor) for t in found.values())
+    for name, t in expected.items():
+        torch.testing.assert_close(found[name].full_tensor(), t)

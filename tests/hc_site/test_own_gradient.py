@@ -224,13 +224,6 @@ def test_retain_graph_gives_the_same_twice(made):
     assert_equal(first, torch.autograd.grad(out, step.leaves, step.upstream))
 
 
-def test_the_upstream_gradient_is_not_changed(made):
-    step = Step()
-    before = step.upstream.clone()
-    step.backward(step.update())
-    assert torch.equal(step.upstream, before)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(("norm", "most"), [(False, 1.05), (True, 1.45)])
 def test_peak_of_a_sites_backward(norm, most):

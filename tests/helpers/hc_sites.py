@@ -1,16 +1,12 @@
-"""Inputs of hc_site, its results with gradients, and their shares of the budget."""
+"""Inputs of hc_site, and its results with gradients."""
 
 from __future__ import annotations
-
-import functools
 
 import torch
 from autograd_calls import randn, values_and_gradients
 
 from helion_sinkhorn import hc_site
-from helion_sinkhorn.lab.rounding import worst
-from helion_sinkhorn.lab.site.budget import RESULTS, evaluated
-from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
+from helion_sinkhorn.lab.site.budget import RESULTS
 
 
 def site_inputs(*lead, n=4, c=12, dtype=torch.float32, seed=0):
@@ -33,25 +29,3 @@ def site_results(given, upstream, f=hc_site, **options):
     of_residual, *of_others = upstream
     y, post, comb, _, *gradients = values_and_gradients(f, given, (*of_others, of_residual), **options)
     return dict(zip(RESULTS, (y, post, comb, *gradients), strict=True))
-
-
-def first_element(workload: HcSiteWorkload):
-    """The first element of a workload as `site_inputs` has it, the norm weight in fn."""
-    x, fn, weight, scale, base, *upstream = workload.make_inputs()
-    given = x[0], fn if weight is None else fn * weight, scale, base
-    return given, tuple(t[0] for t in upstream)
-
-
-@functools.lru_cache(maxsize=64)
-def limits_of(workload: HcSiteWorkload):
-    """The budget of the first element."""
-    (x, *parameters), upstream = first_element(workload)
-    return evaluated(workload, *(t[None] for t in (x, *upstream, *parameters)))
-
-
-def shares_of_budget(workload: HcSiteWorkload, found) -> dict[str, float]:
-    """The largest error of each result of the first element in units of its budget."""
-    return {
-        name: worst(found[name].reshape(e.value.shape), e.value, e.budget)
-        for name, e in limits_of(workload).items()
-    }
