@@ -37,7 +37,7 @@ WITHOUT_GRADIENT = {
     "hc_last",
     "hc_last_head",
 }
-"""Tests of their own have what holds of them: of balance, quantized_kernel and last."""
+"""Tests of their own have what holds of them: of balance, quantized and last."""
 WITHOUT_AOT = "test_schema", "test_faketensor", "test_autograd_registration"
 OF_ANY_SIZE = *WITHOUT_AOT, "test_aot_dispatch_dynamic"
 """Graphs of one size are compiled with all gradients in test_single_gradients.py."""

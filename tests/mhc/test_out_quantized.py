@@ -9,7 +9,7 @@ import pytest
 import torch
 from autograd_calls import assert_equal
 from cuda_graphs import capture
-from float8_specification import assert_same
+from float8_bytes import assert_same
 from hc_boundaries import boundary, boundary_inputs
 from launches import noted_on_cpu
 

@@ -1,59 +1,34 @@
-"""quantize(u): float8 with scales of groups, beside its specification in float64."""
+"""quantize(u): layouts, arguments, and a kernel with the bits of PyTorch; tests/contract has its budgets."""
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
-from float8_specification import GRID, nearest, scaled, unit
-from launches import kernels_on_cpu
+from autograd_calls import assert_equal
+from cuda_graphs import capture
+from float8_bytes import assert_same, bytes_of
+from launches import kernels_on_cpu, noted_on_cpu
+from torch._subclasses import FakeTensorMode
 
 from helion_sinkhorn.mhc import quantized
-from helion_sinkhorn.mhc.quantized import quantize
+from helion_sinkhorn.mhc.quantized import Quantized, quantize
+from helion_sinkhorn.ops.mhc.pre.quantized import eager, launch
 
-FLOOR = 1e-10
-
-
-def drawn(tokens=7, columns=256, dtype=torch.bfloat16, seed=0):
-    """Groups of very different sizes, and entries of many binades in each."""
-    generator = torch.Generator().manual_seed(seed)
-    u = torch.randn(tokens, columns, generator=generator, dtype=torch.float64)
-    u = u * 2.0 ** torch.randint(-12, 1, (tokens, columns), generator=generator)
-    return (u * 4.0 ** torch.randint(-3, 4, (tokens, 1), generator=generator)).to(dtype)
+FORMS = [*itertools.product(("float32", "e8m0"), ("row", "column"))]
 
 
-def by_groups(values, group):
-    return values.double().unflatten(-1, (-1, group))
+@pytest.fixture
+def by_kernel(monkeypatch):
+    """CPU tensors take the kernel."""
+    kernels_on_cpu(monkeypatch, quantized.__name__)
 
 
-def test_the_grid_is_torch_s():
-    codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    assert torch.equal(codes.double(), GRID)
-
-
-@pytest.mark.parametrize("group", [32, 128])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_powers_of_two_are_exact(dtype, group):
-    u = drawn(dtype=dtype)
-    values, scales = quantize(u, group=group, scales="e8m0")
-    wanted, parts = scaled(u, group, True, FLOOR)
-    assert scales.dtype == torch.float8_e8m0fnu
-    assert torch.equal(scales.double(), wanted)
-    assert torch.equal(by_groups(values, group), nearest(parts / wanted.unsqueeze(-1)))
-
-
-@pytest.mark.parametrize("group", [32, 128])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_float32_scales_round_once_and_values_to_the_nearest(dtype, group):
-    """The quotient is rounded to float32 first, which may turn a tie; a float64 goes through one too."""
-    u = drawn(dtype=dtype)
-    values, scales = quantize(u, group=group)
-    exact, parts = scaled(u, group, False, FLOOR)
-    assert torch.equal(scales, exact.float())
-    quotient = parts / scales.double().unsqueeze(-1)
-    error = (by_groups(values, group) - quotient).abs()
-    assert (error <= unit(quotient) / 2 + 2.0**-24 * quotient.abs()).all()
-    differ = by_groups(values, group) != nearest(quotient)
-    assert int(differ.sum()) <= 2
+def drawn(*shape, dtype=torch.bfloat16):
+    generator = torch.Generator().manual_seed(0)
+    u = torch.randn(*shape, generator=generator) * 2.0 ** torch.randint(-12, 3, shape, generator=generator)
+    return u.to(dtype)
 
 
 def test_column_layouts_hold_the_same_scales():
@@ -79,27 +54,104 @@ def test_column_layouts_hold_the_same_scales():
     assert torch.equal(scales[1], quantize(batch[1], group=32).scales)
 
 
-def test_the_edges_of_a_power_of_two():
-    """Next to 448 times a power of two in every float32 exponent that a scale can have."""
-    powers = 2.0 ** torch.arange(-40, 119, dtype=torch.float64)
-    at = (448 * powers).float()
-    below, above = at.nextafter(torch.tensor(0.0)), at.nextafter(torch.tensor(torch.inf))
-    for u, factor in ((below, 1), (at, 1), (above, 2)):
-        values, scales = quantize(u.unsqueeze(-1), group=1, scales="e8m0", floor=1e-30)
-        assert torch.equal(scales.double(), factor * powers.unsqueeze(-1))
-        assert (values.double() == 448 / factor).all()
+@pytest.mark.parametrize(("scales", "layout"), FORMS)
+def test_the_bits_and_the_layouts_of_pytorch(scales, layout):
+    for dtype, group in ((torch.float32, 16), (torch.bfloat16, 32), (torch.float16, 256)):
+        for lead in ((1,), (5,), (2, 3), (2, 1, 6)):
+            u = drawn(*lead, 3 * group, dtype=dtype)
+            given = u, group, scales, layout, 1e-4
+            assert_same(launch.forward(*given), eager.forward(*given))
+    rows = drawn(7, 2 * 64)[::2, 32:96]
+    assert_same(launch.forward(rows, 32, scales, layout, 1e-4), eager.forward(rows, 32, scales, layout, 1e-4))
 
 
-def test_a_small_group_takes_the_floor_and_zeros_stay():
-    u = torch.zeros(2, 64)
-    u[1, 0] = 1e-12
-    for floor in (1e-10, 1e-4):
-        values, scales = quantize(u, group=32, floor=floor)
-        assert torch.equal(scales, torch.full((2, 2), torch.tensor(floor, dtype=torch.float32) / 448))
-        assert torch.equal(values[0].float(), torch.zeros(64))
-        _, powers = quantize(u, group=32, scales="e8m0", floor=floor)
-        assert torch.equal(powers.double(), scaled(u, 32, True, floor)[0])
-    assert quantize(u, group=32).values[1, 0].float() == nearest(torch.tensor(4.48, dtype=torch.float64))
+def test_groups_that_the_kernel_takes(by_kernel, monkeypatch):
+    launched = noted_on_cpu(monkeypatch, lambda name, arguments: name)
+    for group in (16, 128):
+        quantize(drawn(2, 256), group=group)
+    assert launched == [launch.NAME] * 2
+    for u, group in ((drawn(2, 256), 8), (drawn(2, 96), 48), (drawn(2, 256, dtype=torch.float64), 128)):
+        quantize(u, group=group)
+    quantize(drawn(2, 256), implementation="pytorch")
+    assert len(launched) == 2
+
+
+@pytest.mark.parametrize("where", ["eager", "kernels"])
+@pytest.mark.parametrize(("scales", "layout"), FORMS)
+def test_out(monkeypatch, where, scales, layout):
+    """Tensors that hold something already."""
+    options = {"group": 32, "scales": scales, "layout": layout}
+    if where == "kernels":
+        kernels_on_cpu(monkeypatch, quantized.__name__)
+    for shape in ((5, 96), (2, 7, 160), (0, 64)):
+        u = drawn(*shape)
+        expected = quantize(u, **options)
+        out = quantize(-4 * u, **options)
+        memory = out.scales.mT if layout == "column" else out.scales
+        memory.view(torch.uint8).fill_(7)
+        found = quantize(u, **options, out=out)
+        assert all(a is b for a, b in zip(found, out, strict=True))
+        assert_same(found, expected)
+    u = drawn(5, 160)
+    values, of_u = quantize(u, **options)
+    turned = of_u.mT.contiguous().mT if layout == "row" else of_u.contiguous()
+    for change, error, message in (
+        ((values.view(torch.uint8), of_u), TypeError, "out.values has dtype torch.uint8, and its result"),
+        ((values, turned), ValueError, "out.scales has strides"),
+        ((values[:4], of_u), ValueError, r"out.values has shape \(4, 160\); for u of shape"),
+    ):
+        with pytest.raises(error, match=message):
+            quantize(u, **options, out=Quantized(*change))
+    with pytest.raises(TypeError, match=r"out is a tuple; pass helion_sinkhorn\.mhc\.quantized\.Quantized"):
+        quantize(u, **options, out=(values, of_u))
+
+
+def test_out_of_some_tokens_changes_no_others(by_kernel):
+    """Scales by columns are packed: those of 5 and of 8 tokens have the same strides."""
+    options = {"group": 32, "scales": "e8m0", "layout": "column"}
+    u, whole = drawn(5, 160), quantize(drawn(8, 160), **options)
+    others = [bytes_of(t[5:]) for t in whole]
+    found = quantize(u, **options, out=Quantized(*[t[:5] for t in whole]))
+    assert_same(found, quantize(u, **options))
+    assert_equal([bytes_of(t[5:]) for t in whole], others)
+
+
+def test_sizes_may_be_symbols():
+    run = torch.compile(lambda u: quantize(u, scales="e8m0", layout="column"), dynamic=True,
+                        backend="aot_eager", fullgraph=True)  # fmt: skip
+    u = drawn(3, 256)
+    assert_same(run(u), quantize(u, scales="e8m0", layout="column"))
+
+
+def test_a_compiler_copies_into_out():
+    u, options = drawn(3, 64), {"layout": "column", "group": 32}
+    out = quantize(-u, **options)
+    run = torch.compile(lambda u, out: quantize(u, **options, out=out), backend="aot_eager", fullgraph=True)
+    run(u, out)
+    assert_same(out, quantize(u, **options))
+
+
+@pytest.mark.parametrize(("scales", "layout"), FORMS)
+def test_torch_knows_the_operator(by_kernel, scales, layout):
+    given = 32, scales, layout, 1e-10
+    operator = torch.ops.helion_sinkhorn.quantize
+    torch.library.opcheck(operator, (drawn(2, 3, 96), *given), test_utils=("test_schema", "test_faketensor"))
+    for u in (drawn(2, 3, 160), drawn(0, 96)):
+        with FakeTensorMode() as mode:
+            fake = operator(mode.from_tensor(u), *given)
+        found = operator(u, *given)
+        assert_same(found, eager.forward(u, *given))
+        assert [(t.shape, t.stride(), t.dtype) for t in fake] == [
+            (t.shape, t.stride(), t.dtype) for t in found
+        ]
+
+
+def test_vmap_folds_into_the_tokens(by_kernel):
+    u = drawn(5, 3, 96)
+    options = {"group": 32, "scales": "e8m0", "layout": "column"}
+    mapped = torch.func.vmap(lambda t: tuple(quantize(t, **options)), in_dims=1)(u)
+    for k in range(3):
+        assert_same([t[k] for t in mapped], quantize(u[:, k], **options))
 
 
 @pytest.mark.parametrize("path", ["pytorch", "kernel"])
@@ -108,7 +160,7 @@ def test_a_small_group_takes_the_floor_and_zeros_stay():
 def test_what_is_not_finite_stays_in_its_group(scales, bad, path, monkeypatch):
     if path == "kernel":
         kernels_on_cpu(monkeypatch, quantized.__name__)
-    u = drawn(3, 96, torch.float32)
+    u = drawn(3, 96, dtype=torch.float32)
     clean = quantize(u, group=32, scales=scales)
     u[1, 40] = bad
     values, factors = quantize(u, group=32, scales=scales)
@@ -117,7 +169,8 @@ def test_what_is_not_finite_stays_in_its_group(scales, bad, path, monkeypatch):
     keep = torch.ones(3, 3, dtype=torch.bool)
     keep[1, 1] = False
     assert torch.equal(factors.float()[keep], clean.scales.float()[keep])
-    assert torch.equal(by_groups(values, 32)[keep], by_groups(clean.values, 32)[keep])
+    found, expected = (t.float().unflatten(-1, (-1, 32))[keep] for t in (values, clean.values))
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +181,7 @@ def test_what_is_not_finite_stays_in_its_group(scales, bad, path, monkeypatch):
         ({"scales": "e8mo"}, ValueError, "'e8m0'"), ({"layout": "col"}, ValueError, "layout is 'col'"),
         ({"floor": 0.0}, ValueError, "floor is 0.0; pass a float from 1e-30"),
         ({"floor": "1"}, TypeError, "floor is '1'"),
+        ({"implementation": "helion"}, NotImplementedError, "u is on cpu"),
         ({"u": torch.zeros(2, 64).int()}, TypeError, "u has dtype"),
         ({"u": torch.zeros(64), "layout": "column"}, ValueError, r"pass \(\.\.\., T, C\)"),
         ({"u": torch.zeros(2, 64, requires_grad=True)}, RuntimeError, r"torch\.no_grad\(\)"),
@@ -137,3 +191,44 @@ def test_bad_arguments(options, kind, message):
     given = {"u": torch.zeros(2, 64), "group": 32, **options}
     with pytest.raises(kind, match=message):
         quantize(given.pop("u"), **given)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("scales", "layout"), FORMS)
+@pytest.mark.parametrize("group", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_every_form(dtype, group, scales, layout):
+    u = (torch.randn(2, 37, 3 * 256) * 2.0 ** torch.randint(-12, 3, (2, 37, 3 * 256))).to(dtype)
+    options = {"group": group, "scales": scales, "layout": layout}
+    assert_same(quantize(u.cuda(), implementation="helion", **options), quantize(u, **options))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("scales", "layout"), FORMS)
+def test_every_bfloat16(scales, layout):
+    """All 65,536, NaN and infinity among them, each in a group of its own with what is 16 codes away."""
+    u = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16).view(-1, 16).mT
+    u = u.contiguous().view(16, -1)
+    found, expected = (
+        quantize(t, group=16, scales=scales, layout=layout, floor=1e-30) for t in (u.cuda(), u)
+    )
+    codes, wanted = found.values.cpu().view(torch.uint8), expected.values.view(torch.uint8)
+    # PyTorch keeps the sign of NaN
+    is_nan = wanted & 127 == 127
+    assert torch.equal(codes & 127, wanted & 127)
+    assert torch.equal(codes[~is_nan], wanted[~is_nan])
+    assert torch.equal(found.scales.cpu().float().nan_to_num(), expected.scales.float().nan_to_num())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("scales", "layout"), FORMS)
+def test_a_captured_graph_and_a_compiled_call(scales, layout):
+    options = {"group": 32, "scales": scales, "layout": layout}
+    u = torch.randn(19, 192).bfloat16()
+    expected, given = quantize(u, **options), u.cuda()
+    quantize(given, **options)
+    graph, found = capture(lambda: tuple(quantize(given, **options)))
+    graph.replay()
+    assert_same(found, expected)
+    torch.compiler.reset()
+    assert_same(torch.compile(lambda t: tuple(quantize(t, **options)), fullgraph=True)(given), expected)

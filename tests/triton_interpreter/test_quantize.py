@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from float8_specification import assert_same
+from float8_bytes import assert_same
 
 from helion_sinkhorn.lab.site import trials
 from helion_sinkhorn.ops.mhc.mixes.launch import Partials
