@@ -8,7 +8,7 @@ from autograd_calls import assert_equal
 from hc_streams import post_inputs
 from launches import kernels_on_cpu, noted_on_cpu
 from torch._subclasses import FakeTensorMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from helion_sinkhorn import hc_head, hc_post, hc_pre
 from helion_sinkhorn.mhc import last as module
@@ -36,15 +36,6 @@ def head_of(n=4, c=24, weighted=False, **eps):
     return Head(0.5 * fn, torch.tensor([0.7]), base, **eps, norm_weight=weight)
 
 
-def by_head(f, x, post, comb, head, bias=None, comb_order="io", **norm):
-    """hc_last with a head, by the functions."""
-    streams = hc_post(f, x, post, comb, bias, comb_order=comb_order)
-    y = hc_head(streams, *head[:3], **dict(zip(Head._fields[3:], head[3:], strict=True)))
-    if norm.get("y_norm_weight") is None:
-        return y
-    return hc_pre(y.unsqueeze(-2), torch.ones_like(y[..., :1], dtype=torch.float32), **norm)
-
-
 def in_float64(streams, head, y_norm_weight, y_norm_eps):
     """The equations."""
     streams, weights = streams.double().cpu(), head.norm_weight
@@ -58,10 +49,15 @@ def in_float64(streams, head, y_norm_weight, y_norm_eps):
     return y * (y.square().mean(-1, keepdim=True) + y_norm_eps).rsqrt() * y_norm_weight.double().cpu()
 
 
-def composed(f, x, post, comb, pre, bias=None, comb_order="io", **norm):
+def composed(f, x, post, comb, pre=None, *, head=None, bias=None, comb_order="io", **norm):
+    """hc_last by the functions."""
     streams = hc_post(f, x, post, comb, bias, comb_order=comb_order)
-    weights = torch.full_like(post, 1 / x.size(-2)) if pre is None else pre
-    return hc_pre(streams, weights, **norm)
+    if head is None:
+        return hc_pre(streams, torch.full_like(post, 1 / x.size(-2)) if pre is None else pre, **norm)
+    y = hc_head(streams, *head[:3], **dict(zip(Head._fields[3:], head[3:], strict=True)))
+    if norm.get("y_norm_weight") is None:
+        return y
+    return hc_pre(y.unsqueeze(-2), torch.ones_like(y[..., :1], dtype=torch.float32), **norm)
 
 
 def differentiated(y, leaves):
@@ -70,11 +66,13 @@ def differentiated(y, leaves):
     return [y.detach(), *torch.autograd.grad(y, leaves, upstream)]
 
 
+@pytest.mark.parametrize("headed", [False, True])
 @each_form
-def test_it_is_hc_post_and_hc_pre_with_their_gradients(own, norm, bias, order):
-    given, options = drawn(2, 3, own=own, norm=norm, bias=bias, dtype=torch.float32)
-    options["comb_order"] = order
-    leaves = [t.requires_grad_() for t in (*given, *options.values()) if isinstance(t, torch.Tensor)]
+def test_it_is_the_functions_with_their_gradients(own, norm, bias, order, headed):
+    given, options = drawn(2, 3, own=own and not headed, norm=norm, bias=bias, dtype=torch.float32)
+    options |= {"comb_order": order, "head": head_of(weighted=bool(norm), eps=0.5) if headed else None}
+    leaves = tree_leaves((given, options))
+    leaves = [t.requires_grad_() for t in leaves if isinstance(t, torch.Tensor)]
     assert_equal(*(differentiated(function(*given, **options), leaves) for function in (hc_last, composed)))
 
 
@@ -94,19 +92,21 @@ def test_the_kernel_has_the_bits_of_the_two(monkeypatch, dtype, own, norm, bias,
     assert torch.equal(y, expected)
 
 
-def test_a_call_that_needs_a_gradient_or_is_too_wide_is_the_two(monkeypatch):
+@pytest.mark.parametrize("headed", [False, True])
+def test_a_call_that_needs_a_gradient_or_is_too_large_is_the_functions(monkeypatch, headed):
     kernels_on_cpu(monkeypatch, module.__name__)
     launched = noted_on_cpu(monkeypatch)
-    given, options = drawn(3, own=1, norm=0, bias=0)
-    hc_last(given[0].requires_grad_(), *given[1:], **options).sum().backward()
-    assert given[0].grad is not None
-    for n, c in ((5, 8), (2, 8200)):
-        wide, others = drawn(1, own=1, norm=0, bias=0, n=n, c=c)
-        hc_last(*wide, **others)
-    assert launch.LAST not in launched
-    with torch.no_grad():
-        hc_last(*given, **options)
-    assert launched[-1] == launch.LAST
+    given, options = drawn(3, own=not headed, norm=0, bias=0)
+    options["head"] = head_of() if headed else None
+    hc_last(given[0].clone().requires_grad_(), *given[1:], **options).sum().backward()
+    # the kernels of a head take neither one stream nor one column
+    for n, c in ((5, 8), (2, 8200), *([(1, 8), (2, 1)] if headed else [])):
+        large, others = drawn(1, own=not headed, norm=0, bias=0, n=n, c=c)
+        others["head"] = head_of(n, c) if headed else None
+        assert torch.equal(hc_last(*large, **others), composed(*large, **others))
+    assert not {launch.LAST, SUMS, HEAD} & {*launched}
+    hc_last(*given, **options)
+    assert launched[-1] == (HEAD if headed else launch.LAST)
 
 
 def test_merged_streams_and_no_tokens():
@@ -150,7 +150,7 @@ def test_a_head_by_its_kernels(monkeypatch, dtype, n, c, norm, order):
     (f, x, post, comb, _), options = drawn(5, own=0, norm=norm, bias=norm, n=n, c=c, dtype=dtype)
     options["comb_order"], head = order, head_of(n, c, weighted=bool(norm), norm_eps=0.1, eps=0.5)
     launched = noted_on_cpu(monkeypatch)
-    expected = by_head(f, x, post, comb, head, **options)
+    expected = composed(f, x, post, comb, head=head, **options)
     bias, *of_norm = (options[name] for name in ("bias", "y_norm_weight", "y_norm_eps"))
     exact = in_float64(hc_post(f, x, post, comb, bias, comb_order=order), head, *of_norm)
     launched.clear()
@@ -167,22 +167,6 @@ def test_a_head_by_its_kernels(monkeypatch, dtype, n, c, norm, order):
     assert (error <= torch.finfo(dtype).eps * (1 + norm) * exact.abs() + 2e-5).all()
     alone = hc_last(*[t[2:3] for t in (f, x, post, comb)], head=head, **options)
     assert torch.equal(alone, y[2:3])
-
-
-def test_a_head_that_needs_a_gradient_or_is_too_large_is_the_functions(monkeypatch):
-    (f, x, post, comb, _), options = drawn(2, 3, own=0, norm=1, bias=1, dtype=torch.float32)
-    head = head_of(weighted=True, eps=0.5)
-    tensors = [f, x, post, comb, *head[:3], head.norm_weight, options["bias"], options["y_norm_weight"]]
-    tensors = [t.requires_grad_() for t in tensors]
-    found, expected = hc_last(*tensors[:4], head=head, **options), by_head(*tensors[:4], head, **options)
-    assert_equal(differentiated(found, tensors), differentiated(expected, tensors))
-    kernels_on_cpu(monkeypatch, module.__name__)
-    launched = noted_on_cpu(monkeypatch)
-    for n, c in ((5, 8), (2, 8200), (1, 8), (2, 1)):
-        (f, x, post, comb, _), options = drawn(1, own=0, norm=0, bias=0, n=n, c=c)
-        found = hc_last(f, x, post, comb, head=head_of(n, c), **options)
-        assert torch.equal(found, by_head(f, x, post, comb, head_of(n, c)))
-    assert not {SUMS, HEAD} & {*launched}
 
 
 @pytest.mark.parametrize("where", ["eager", "kernels"])
@@ -259,7 +243,7 @@ def test_a_head_on_a_gpu(c, norm, order):
     options["comb_order"], head = order, head_of(c=c, weighted=bool(norm))
     update, options, head = on_gpu((update, options, head))
     head = head._replace(fn=head.fn * c**-0.5)
-    y, expected = hc_last(*update, head=head, **options), by_head(*update, head, **options)
+    y, expected = hc_last(*update, head=head, **options), composed(*update, head=head, **options)
     for k in (1, 5, 64, 150):
         few = hc_last(*[t[:k] for t in update], head=head, **options)
         assert torch.equal(few, y[:k])
