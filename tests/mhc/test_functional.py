@@ -18,22 +18,19 @@ from helion_sinkhorn.ops.mhc.site import crossing
 NARROW = (torch.bfloat16, torch.float16)
 
 
-def coefficient_inputs(*lead, n=4, c=12, seed=0, dtype=torch.float32):
-    """(x, fn, scale, base) and the upstream gradients of pre, post and comb."""
+def site_inputs(*lead, n=4, c=12, dtype=torch.float32):
+    """(x, fn, scale, base)."""
     rows = n * n + 2 * n
     return (
-        (
-            randn(*lead, n, c, seed=seed, dtype=dtype), randn(rows, n * c, seed=seed + 1, scale=0.2),
-            torch.tensor([0.7, 1.1, 0.9]), randn(rows, seed=seed + 2),
-        ),
-        [randn(*lead, *shape, seed=seed + 3 + k) for k, shape in enumerate(((n,), (n,), (n, n)))],
+        randn(*lead, n, c, dtype=dtype), randn(rows, n * c, seed=1, scale=0.2),
+        torch.tensor([0.7, 1.1, 0.9]), randn(rows, seed=2),
     )  # fmt: skip
 
 
-def head_inputs(*lead, n=4, c=12, seed=0, dtype=torch.float32):
+def head_inputs(*lead, n=4, c=12, dtype=torch.float32):
     """(x, fn, scale, base) and the upstream gradient of y."""
-    x, fn, scale, base = coefficient_inputs(*lead, n=n, c=c, seed=seed, dtype=dtype)[0]
-    return (x, fn[:n], scale[:1], base[:n]), [randn(*lead, c, seed=seed + 9, dtype=dtype)]
+    x, fn, scale, base = site_inputs(*lead, n=n, c=c, dtype=dtype)
+    return (x, fn[:n], scale[:1], base[:n]), [randn(*lead, c, seed=9, dtype=dtype)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *NARROW, torch.float64], ids=str)
@@ -45,34 +42,20 @@ def test_expand_copies_and_its_gradient_is_a_sum_rounded_once(n, dtype):
     assert torch.equal(x, h.unsqueeze(-2).repeat(1, 1, n, 1))
     assert dh.dtype == dtype
     exact = upstream.double().sum(-2)
-    limit = torch.finfo(dtype).eps / 2 * exact.abs() + n * torch.finfo(
-        torch.float32
-    ).eps * upstream.abs().sum(-2)
+    limit = torch.finfo(dtype).eps / 2 * exact.abs() + n * 2.0**-23 * upstream.abs().sum(-2)
     assert ((dh.double() - exact).abs() <= limit).all()
     alone = values_and_gradients(lambda h: (hc_expand(h, n),), [h[1, 2]], [upstream[1, 2]])
     assert_equal(alone, (x[1, 2], dh[1, 2]))
 
 
-@pytest.mark.parametrize("shape", [(7,), (0, 7), (3, 0)], ids=str)
-def test_expand_of_any_leading_shape(shape):
-    h = randn(*shape)
-    rows = hc_expand(h.view(math.prod(shape[:-1]), shape[-1]), 3)
-    assert torch.equal(hc_expand(h, 3), rows.view(*shape[:-1], 3, shape[-1]))
-
-
 @pytest.mark.parametrize("n", [1, 2])
-def test_streams_are_copies(n):
-    h = randn(4, 5)
-    before = h.clone()
-    hc_expand(h, n).add_(1)
-    assert torch.equal(h, before)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, *NARROW], ids=str)
-@pytest.mark.parametrize(("n", "c"), [(4, 12), (1, 5), (3, 7), (16, 4)])
-def test_coefficients_against_float64(n, c, dtype):
-    tensors, upstream = coefficient_inputs(2, 3, n=n, c=c, dtype=dtype)
-    assert_equations(hc_coeffs, equations.coefficients, tensors, upstream)
+@pytest.mark.parametrize("shape", [(7,), (0, 7), (3, 0)], ids=str)
+def test_expanding_copies_any_leading_shape(shape, n):
+    h = randn(*shape)
+    x = hc_expand(h, n)
+    assert torch.equal(x, h.unsqueeze(-2).repeat(*[1] * (h.dim() - 1), n, 1))
+    x.add_(1)
+    assert torch.equal(h, randn(*shape))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *NARROW], ids=str)
@@ -217,6 +200,6 @@ class Ran(torch.utils._python_dispatch.TorchDispatchMode):
 )
 @pytest.mark.parametrize("function", [hc_coeffs, hc_site])
 def test_what_is_wrong_is_refused_before_anything_is_computed(function, changed, said):
-    x, fn, scale, base = coefficient_inputs(2, 5)[0]
+    x, fn, scale, base = site_inputs(2, 5)
     with pytest.raises(ValueError, match=said), Ran():
         function(**{"x": x, "fn": fn, "scale": scale, "base": base, **changed})

@@ -1,4 +1,4 @@
-"""HyperConnection and HyperHead on a CPU: against float64 of the equations, parameters, state dicts."""
+"""HyperConnection, HyperBoundary and HyperHead on a CPU: their functions, parameters, state dicts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from autograd_calls import assert_equal, randn
 from mhc_equations import assert_equations, called
 
-from helion_sinkhorn import hc_head, hc_post, hc_site, nn
+from helion_sinkhorn import hc_boundary, hc_head, hc_site, nn
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -64,24 +64,16 @@ def test_modules_are_the_functions_with_their_parameters():
     assert "sinkhorn_iters=20, eps=1e-06" in repr(connection())
 
 
-# --- orientation, extremes --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("order", ["io", "oi"])
-def test_a_permutation_as_comb_moves_stream_i_to_its_place(order):
-    """comb[i, o] = 1 for o = places[i]: the cycle's inverse is another permutation."""
-    n, c, places = 4, 5, [2, 0, 3, 1]
-    module = connection(n, c, comb_order=order)
-    with torch.no_grad():
-        module.fn.zero_()
-        module.base.zero_()
-        for i, o in enumerate(places):
-            module.base[2 * n + i * n + o] = 60.0
-    x = randn(6, n, c)
-    post, comb, _ = module(x)
-    new = hc_post(torch.zeros(6, c), x, post, comb, comb_order=order)
-    torch.testing.assert_close(new[:, places], x, rtol=0, atol=1e-4)
-    assert (new - x[:, places]).abs().max() > 1
+def test_a_boundary_is_the_function_with_its_parameters():
+    torch.manual_seed(0)
+    boundary, connection = nn.HyperBoundary(12, 4, 5), nn.HyperConnection(12, 4, 5)
+    connection.load_state_dict(boundary.state_dict())
+    x, f = randn(2, 5, 4, 12), randn(2, 5, 12, seed=1)
+    post, comb, pre = randn(2, 5, 4, seed=2), randn(2, 5, 4, 4, seed=3), randn(2, 5, 4, seed=4)
+    expected = hc_boundary(f, x, post, comb, pre, boundary.fn, boundary.scale, boundary.base, 5)
+    assert_equal(boundary(f, x, post, comb, pre), expected)
+    own = boundary(f, x, post, comb)
+    assert_equal((own.post, own.comb, own.y), connection(own.residual))
 
 
 @pytest.mark.parametrize("norm_eps", [1e-6, 1e-20])
@@ -98,9 +90,6 @@ def test_rows_that_vanish(token, dtype, norm_eps):
     module, upstream = head(norm_eps=norm_eps), [randn(1, 12, seed=9, dtype=dtype)]
     tensors = tensors[0], *given(module)[1:]
     assert_equations(called(module), equations.head, tensors, upstream, rounded=2, norm_eps=norm_eps)
-
-
-# --- parameters -------------------------------------------------------------------------------------------
 
 
 def test_names_shapes_and_initial_values():
@@ -198,25 +187,6 @@ def test_a_narrow_checkpoint_is_loaded_into_float32(make, dtype, assign):
         model.load_state_dict({}, assign=assign)
 
 
-def test_narrow_parameters_are_computed_with_in_float32():
-    """As a mixed-precision policy may hand them in."""
-    module = connection()
-    x, *parameters = given(module, 3)
-    narrow = [p.bfloat16() for p in parameters]
-    assert_equal(called(module)(x, *narrow), called(module)(x, *(p.float() for p in narrow)))
-
-
-# --- as modules are used ----------------------------------------------------------------------------------
-
-
-def test_autocast_changes_no_bit():
-    module = connection()
-    tensors = given(module, 5, dtype=torch.bfloat16)
-    plain = called(module)(*tensors)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_equal(called(module)(*tensors), plain)
-
-
 REFUSED = {
     "hidden size is a float": (lambda: nn.HyperConnection(8.0), TypeError, "hidden_size is 8.0; pass an int"),
     "hidden size is 0": (lambda: nn.HyperHead(0), ValueError, "hidden_size is 0; pass an int of at least 1"),
@@ -224,11 +194,7 @@ REFUSED = {
     "17 streams": (lambda: nn.HyperConnection(8, 17), ValueError, "hc_mult is 17; pass an int from 1 to 16"),
     "streams are a bool": (lambda: nn.HyperConnection(8, True), TypeError, "hc_mult is True; pass an int"),
     "-1 iterations": (lambda: nn.HyperConnection(8, 4, -1), ValueError, "sinkhorn_iters is -1; pass an int"),
-    "eps": (lambda: nn.HyperConnection(8, eps=-1.0), ValueError, "eps is -1.0; pass 0 or"),
     "eps of the head": (lambda: nn.HyperHead(8, eps=math.inf), ValueError, "eps is inf; pass a finite float"),
-    "eps of the norm": (lambda: nn.HyperHead(8, norm_eps=0.0), ValueError, "norm_eps is 0.0; pass"),
-    "order": (lambda: nn.HyperConnection(8, comb_order="x"), ValueError, "comb_order is 'x'; use one of"),
-    "precision": (lambda: nn.HyperHead(8, precision="x"), ValueError, "precision is 'x'; use one of"),
     "implementation": (lambda: nn.HyperHead(8, implementation="x"), ValueError, "implementation is 'x'; use"),
     "streams last": (lambda: connection()(torch.zeros(2, 12, 4)), ValueError,
                      r"streams has shape \(2, 12, 4\); pass \(\.\.\., 4, 12\), streams before features$"),
@@ -236,7 +202,6 @@ REFUSED = {
                      r"streams has shape \(2, 12\); .*: hc_expand\(h, 4\) makes them of one hidden state$"),
     "merged streams": (lambda: head()(torch.zeros(2, 48)), ValueError, r"shape \(2, 48\), as merged"),
     "deviation": (lambda: nn.HyperHead(8, initializer_range=-1.0), ValueError, "initializer_range is -1.0"),
-    "NaN": (lambda: nn.HyperConnection(8, initializer_range=math.nan), ValueError, "_range is nan; pass"),
     "no number": (lambda: nn.HyperConnection(8, initializer_range="x"), TypeError, "_range is 'x'; pass"),
 }  # fmt: skip
 
@@ -245,6 +210,28 @@ REFUSED = {
 def test_refused_with_what_to_do(call, kind, said):
     with pytest.raises(kind, match=said):
         call()
+
+
+def test_what_is_wrong_with_a_boundary_is_named_and_not_the_projection():
+    f, x, post, comb = randn(3, 5, 8), randn(3, 5, 4, 8), randn(3, 5, 4), randn(3, 5, 4, 4)
+    parameters = randn(24, 32), torch.ones(3), torch.zeros(24)
+    swapped = r"f has shape \(3, 5, 4, 8\); .* pass \(\.\.\., C\), \(3, 8\): f comes first, then the streams"
+    with pytest.raises(ValueError, match=swapped):
+        nn.HyperBoundary(8)(x, f, post, comb)
+    with pytest.raises(ValueError, match=swapped):
+        hc_boundary(x, f, post, comb, None, *parameters)
+    with pytest.raises(ValueError, match=r"streams has shape \(3, 5, 4, 8\); pass \(\.\.\., 4, 16\)"):
+        nn.HyperBoundary(16)(f, x, post, comb)
+    with pytest.raises(ValueError, match=r"streams has shape \(3, 5, 4, 8\); pass \(\.\.\., 2, 8\)"):
+        nn.HyperBoundary(8, 2)(f, x, post, comb)
+    with pytest.raises(ValueError, match=r"post has shape \(3, 5, 5\)"):
+        nn.HyperBoundary(8)(f, x, randn(3, 5, 5), comb)
+    with pytest.raises(ValueError, match=r"pre_next has shape \(4, 4\); for these streams pass \(3, 5, 4\)"):
+        hc_boundary(f, x, post, comb, randn(4, 4), *parameters)
+    with pytest.raises(ValueError, match=r"pre_next has shape .*: convert with .squeeze\(-1\)"):
+        hc_boundary(f, x, post, comb, post.unsqueeze(-1), *parameters)
+    with pytest.raises(TypeError, match=r"no enter; .* boundary\(f, streams, post, comb, pre\).* hc_coeffs"):
+        nn.HyperBoundary(8).enter(x)
 
 
 class Entered(torch.nn.Module):
@@ -268,21 +255,3 @@ def test_an_exported_program_that_returns_named_results_is_saved_and_loaded(kind
     expected, found = module(*given), torch.export.load(file).module()(*given)
     assert type(found) is type(expected)
     assert_equal(found, expected)
-
-
-def test_bytes_kept_for_a_token_are_those_of_the_table():
-    n, c, tokens = 4, 64, 512
-    site = nn.HyperConnection(c, n)
-    x, f = (randn(tokens, *shape, dtype=torch.bfloat16).requires_grad_() for shape in ((n, c), (c,)))
-    kept = {}
-
-    def note(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        post, comb, _ = site(x)
-        hc_post(f, x, post, comb)
-    for parameter in site.parameters():
-        kept.pop(parameter.untyped_storage().data_ptr())
-    assert sum(kept.values()) / tokens == 2 * n * c + 2 * c + 96 + 8 + 96
