@@ -49,7 +49,7 @@ demo: $(VENV)/.$(if $(filter model,$(WHAT)),demo-model,ready) ## error, row and 
 ##@ Change it
 test.suite := -n $(JOBS) --dist worksteal
 test.jax := tests/test_examples.py -k jax
-test.models := tests/mhc/test_transformers.py tests/mhc/test_automodel.py tests/mhc/test_megatron.py tests/mhc/test_hub_layers.py tests/test_upstream.py
+test.models := tests/mhc/test_transformers.py tests/mhc/test_automodel.py tests/mhc/test_megatron.py tests/test_upstream.py
 test.servers := tests/mhc/test_servers.py tests/test_upstream.py
 ifneq ($(filter models servers,$(WHAT)),)
 test: export PYTHONPATH := $(CURDIR)/$(VENV)/$(WHAT)
