@@ -79,8 +79,8 @@ def load(monkeypatch, name: str, path: Path) -> ModuleType:
 def vllm(monkeypatch, root: Path | None, layers: Path | None = None) -> ModuleType:
     """vllm.model_executor.layers.mhc, or another file in its place."""
     if root is None:
-        load(monkeypatch, "vllm.model_executor.custom_op", STAND_INS / "vllm_custom_op.py")
-        return load(monkeypatch, "vllm.model_executor.layers.mhc", STAND_INS / "vllm_mhc.py")
+        made = load(monkeypatch, "vllm.model_executor.custom_op", STAND_INS / "vllm.py")
+        return put(monkeypatch, "vllm.model_executor.layers.mhc", made)
     imported = (
         "vllm.config", "vllm.logger", "vllm.model_executor.utils", "vllm.platforms", "vllm._aiter_ops",
         "vllm.utils.import_utils",
@@ -103,8 +103,8 @@ def sglang(monkeypatch, root: Path | None) -> ModuleType:
         "sglang.srt.plugins.hook_registry": "srt/plugins/hook_registry.py",
     }
     if root is None:
-        files = {of: STAND_INS / f"sglang_{Path(at).name}" for of, at in modules.items()}
-        return [load(monkeypatch, of, file) for of, file in files.items()][-1]
+        made = load(monkeypatch, "sglang.stand_in", STAND_INS / "sglang.py")
+        return [put(monkeypatch, of, made) for of in modules][-1]
     imported = (
         "sglang.kernels.jit.utils", "sglang.srt.distributed.device_communicators.pynccl_allocator",
         "sglang.srt.environ", "sglang.srt.layers.attention.dsa.utils", "sglang.srt.layers.dp_attention",
