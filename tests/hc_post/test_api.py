@@ -55,11 +55,6 @@ def test_little_memory_beside_the_results(monkeypatch):
 F, X, POST, COMB = torch.zeros(2, 8), torch.zeros(2, 4, 8), torch.zeros(2, 4), torch.zeros(2, 4, 4)
 OK = F, X, POST, COMB
 REFUSED = {
-    "x of one dimension": ((F, X[0, 0], POST, COMB), {}, ValueError,
-        r"x has shape \(8,\); pass \(..., n, C\)"),
-    "seventeen streams": ((F, torch.zeros(2, 17, 8), POST, COMB), {}, ValueError,
-        r"x has shape \(2, 17, 8\); .* n streams, 1 to 16"),
-    "no entries": ((F, X[..., :0], POST, COMB), {}, ValueError, r"x has shape \(2, 4, 0\); .* at least 1"),
     "f of the streams' shape": ((X, X, POST, COMB), {}, ValueError,
         r"f has shape \(2, 4, 8\); for x of shape \(2, 4, 8\) pass \(..., C\), \(2, 8\)"),
     "f and x exchanged": ((X, F, POST, COMB), {}, ValueError,

@@ -35,11 +35,6 @@ def test_little_memory_beside_the_results(monkeypatch):
 
 X, PRE = torch.zeros(2, 4, 8), torch.zeros(2, 4)
 REFUSED = {
-    "x of one dimension": ((X[0, 0], PRE), {}, ValueError, r"x has shape \(8,\); pass \(..., n, C\)"),
-    "seventeen streams": ((torch.zeros(17, 8), torch.zeros(17)), {}, ValueError,
-        r"x has shape \(17, 8\); .* n streams, 1 to 16"),
-    "no stream": ((X[:, :0], PRE[:, :0]), {}, ValueError, r"x has shape \(2, 0, 8\); pass"),
-    "no entries": ((X[..., :0], PRE), {}, ValueError, r"x has shape \(2, 4, 0\); .* at least 1"),
     "a weight too many": ((X, torch.zeros(2, 5)), {}, ValueError,
         r"pre has shape \(2, 5\); for this x pass \(..., n\), \(2, 4\)"),
     "weights of all tokens": ((X, PRE[0]), {}, ValueError, r"pre has shape \(4,\); .* \(2, 4\)"),

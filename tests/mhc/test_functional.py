@@ -114,24 +114,13 @@ REFUSED = {
                       r"h has shape \(\); pass \(\.\.\., C\)"),
     "n is a float": (lambda: hc_expand(X, 2.0), TypeError, "n is 2.0; pass an int of at least 1"),
     "n is a bool": (lambda: hc_expand(X, True), TypeError, "n is True; pass an int"),
-    "n is 0": (lambda: hc_expand(X, 0), ValueError, "n is 0; pass an int of at least 1"),
     "fn of another n": (head(fn=FN[:3]), ValueError,
                         r"fn has shape \(3, 12\); for x of shape \(2, 4, 3\) pass \(4, 12\)"),
     "scale of three": (head(scale=torch.ones(3)), ValueError, r"scale has shape \(3,\); .* \(1,\)"),
     "base of one": (head(base=SCALE), ValueError, r"base has shape \(1,\); .* pass \(4,\)"),
     "eps is a string": (head(eps="1"), TypeError, "eps is '1'; pass a finite float"),
     "eps is nan": (head(eps=math.nan), ValueError, "eps is nan; pass a finite"),
-    "another precision": (head(precision="fp32"), ValueError, "precision is 'fp32'"),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("function", [hc_head, hc_coeffs, hc_site])
-@pytest.mark.parametrize("shape", [(2, 17, 3), (2, 0, 3), (2, 4, 0), (3,)], ids=str)
-def test_streams_are_refused_before_they_are_projected(function, shape, monkeypatch):
-    for module in (of_head, crossing):
-        monkeypatch.delattr(module, "projected")
-    with pytest.raises(ValueError, match=r"x has shape .*; pass \(\.\.\., n, C\): n streams, 1 to 16, of C"):
-        function(torch.zeros(shape), FN, SCALE, BASE)
 
 
 PROJECTION = torch.ones(24, 32), torch.ones(3), torch.zeros(24)
@@ -146,6 +135,15 @@ TAKE_STREAMS = {
     "HyperHead": lambda x, f, pre, comb: nn.HyperHead(8)(x),
     "HyperBoundary": lambda x, f, pre, comb: nn.HyperBoundary(8)(f, x, pre, comb, pre),
 }
+
+
+@pytest.mark.parametrize("function", [name for name in TAKE_STREAMS if name.startswith("hc_")])
+@pytest.mark.parametrize("shape", [(2, 17, 3), (2, 0, 3), (2, 4, 0), (3,)], ids=str)
+def test_streams_are_refused_before_they_are_projected(function, shape, monkeypatch):
+    for module in (of_head, crossing):
+        monkeypatch.delattr(module, "projected")
+    with pytest.raises(ValueError, match=r"x has shape .*; pass \(\.\.\., n, C\): n streams, 1 to 16, of C"):
+        TAKE_STREAMS[function](torch.zeros(shape), X, X, X)
 
 
 @pytest.mark.parametrize("lead", [(3, 5), (2, 4), (20,), (4,)], ids=str)
