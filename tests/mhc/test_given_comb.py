@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-from autograd_calls import values_and_gradients
+from autograd_calls import randn, values_and_gradients
 
 from helion_sinkhorn import hc_boundary, hc_post, hc_site
 from helion_sinkhorn.reference import hc_mixes
@@ -50,18 +50,14 @@ VARIANTS = {
 }  # fmt: skip
 
 
-def problem(n, k, c=12, dtype=torch.float32):
+def problem(n, k, c=12):
     """(f, x, post, comb, fn, scale, base), and upstream gradients of y, post, comb and the new streams."""
-    generator = torch.Generator().manual_seed(n)
-
-    def randn(*shape):
-        return torch.randn(shape, generator=generator)
-
     m = 2 * n + k
-    fn = randn(m, n * c) / (n * c) ** 0.5
-    given = randn(5, c), randn(5, n, c), randn(5, n), randn(5, n, n), fn, 1 + 0.2 * randn(3), randn(m)
-    upstream = randn(5, c), randn(5, n), randn(5, n, n), randn(5, n, c)
-    return [t.to(dtype) for t in given], [t.to(dtype) for t in upstream]
+    fn, scale = randn(m, n * c, scale=(n * c) ** -0.5), 1 + randn(3, seed=1, scale=0.2)
+    sizes = (c,), (n, c), (n,), (n, n)
+    update = [randn(5, *size, seed=2 + k) for k, size in enumerate(sizes)]
+    upstream = [randn(5, *size, seed=6 + k) for k, size in enumerate(((c,), (n,), (n, n), (n, c)))]
+    return (*update, fn, scale, randn(m, seed=10)), upstream
 
 
 def defined(x, fn, scale, base, make):
@@ -84,10 +80,8 @@ def assert_near(found, truth, tolerance=2e-5):
 
 def assert_equations(function, equation, given, upstream):
     """All values and gradients agree with the equations in float64."""
-    found = values_and_gradients(function, given, upstream)
-    assert_near(
-        found, values_and_gradients(equation, *([t.double() for t in of] for of in (given, upstream)))
-    )
+    wide = [[t.double() for t in of] for of in (given, upstream)]
+    assert_near(values_and_gradients(function, given, upstream), values_and_gradients(equation, *wide))
 
 
 @pytest.mark.parametrize(("function", "n", "k"), VARIANTS.values(), ids=VARIANTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from autograd_calls import assert_equal
+from autograd_calls import assert_equal, randn
 
 from helion_sinkhorn import hc_post, hc_site, nn
 from helion_sinkhorn.mhc.main_grad import into_main_grad, mark_sequence_parallel
@@ -12,16 +12,10 @@ from helion_sinkhorn.mhc.main_grad import into_main_grad, mark_sequence_parallel
 N, C = 4, 24
 
 
-def draws(seed=0, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(7, N, C, generator=generator).to(dtype), torch.randn(7, N, C, generator=generator)
-
-
 def step(site, seed):
     """One backward with random upstream gradients."""
-    x, upstream = draws(seed)
-    y, post, comb, residual = site.enter(x)
-    hc_post(y.tanh(), residual, post, comb).backward(upstream)
+    y, post, comb, residual = site.enter(randn(7, N, C, seed=seed))
+    hc_post(y.tanh(), residual, post, comb).backward(randn(7, N, C, seed=seed + 10))
 
 
 def sites():
@@ -86,9 +80,8 @@ def test_without_a_buffer_the_gradient_is_in_grad():
 
 
 def test_a_narrow_parameter_is_added_without_its_rounding():
-    x, upstream = draws(5)
-    generator = torch.Generator().manual_seed(6)
-    values = (0.1 * torch.randn(N * N + 2 * N, N * C, generator=generator)).bfloat16()
+    x, upstream = randn(7, N, C, seed=5), randn(7, N, C, seed=6)
+    values = randn(N * N + 2 * N, N * C, seed=7, scale=0.1, dtype=torch.bfloat16)
     scale, base = torch.ones(3), torch.zeros(N * N + 2 * N)
 
     def run(fn):
