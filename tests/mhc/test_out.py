@@ -44,12 +44,13 @@ def mean_of(streams):
     return hc_pre(streams, torch.full(streams.shape[:-1], 1 / streams.size(-2)))
 
 
+@pytest.mark.parametrize("lead", [(2, 3), (0,), (2, 0)], ids=str)
 @pytest.mark.parametrize(
     ("n", "own", "norm"), [(4, False, True), (4, True, True), (3, False, False), (5, False, False)]
 )
-def test_a_boundary_writes_the_same_bits(where, n, own, norm):
+def test_a_boundary_writes_the_same_bits(where, n, own, norm, lead):
     """One pass over the streams, and parts for their own weights and for five streams; the mean only here."""
-    given = inputs(2, 3, n=n)
+    given = inputs(*lead, n=n)
     options = {"y_norm_weight": torch.rand(24)} if norm else {}
     expected = seam(*given, own=own, **options)
     room = Out(*rooms(expected), mean=torch.full_like(given[0], float("nan")))
@@ -59,9 +60,10 @@ def test_a_boundary_writes_the_same_bits(where, n, own, norm):
     torch.testing.assert_close(room.mean.float(), found.residual.float().mean(-2), rtol=2**-8, atol=1e-6)
 
 
+@pytest.mark.parametrize("tokens", [6, 0])
 @pytest.mark.parametrize(("n", "own"), [(4, False), (4, True), (5, False)])
-def test_everything_may_replace_its_argument(where, n, own):
-    given = inputs(6, n=n)
+def test_everything_may_replace_its_argument(where, n, own, tokens):
+    given = inputs(tokens, n=n)
     expected = seam(*given, own=own)
     _, x, post, comb, *_, weights = given
     found = seam(*given, own=own, out=Out(None, None if own else weights, post, comb, x))
@@ -143,21 +145,6 @@ def test_merged_streams(where):
     f, x, post, comb, *_ = inputs(6)
     merged = hc_post(f, x.flatten(-2), post, comb, merged=True, out=x.flatten(-2))
     assert merged.data_ptr() == x.data_ptr()
-
-
-@pytest.mark.parametrize("lead", [(0,), (2, 0)], ids=str)
-def test_no_tokens(where, lead):
-    given = inputs(*lead)
-    for own in (False, True):
-        expected = seam(*given, own=own, y_norm_weight=torch.rand(24))
-        assert [t.shape for t in expected] == [
-            (*lead, 24), (*lead, 4), (*lead, 4), (*lead, 4, 4), (*lead, 4, 24)
-        ]  # fmt: skip
-        room = Out(*rooms(expected), mean=torch.empty_like(given[0]))
-        found = seam(*given, own=own, y_norm_weight=torch.rand(24), out=room)
-        assert all(a is b for a, b in zip(found, room[:5], strict=True))
-    f, x, post, comb, *_ = given
-    assert hc_post(f, x, post, comb, out=x) is x
 
 
 def test_a_module_and_inference_mode(where):
