@@ -11,11 +11,9 @@ pytest.importorskip("nemo_automodel", reason="pip install --no-deps nemo_automod
 pytest.importorskip("transformers", reason="the oracle extra brings it: transformers==5.23.0")
 
 from examples import patch_automodel
-from helion_sinkhorn import nn
 from helion_sinkhorn.integrations import automodel, automodel_models
 from helion_sinkhorn.integrations.automodel import patch, switch_sinkhorn, unpatch
 from helion_sinkhorn.integrations.automodel_models import PACKAGE
-from helion_sinkhorn.integrations.digests import digest
 from helion_sinkhorn.integrations.replacement import Patched
 
 pytestmark = pytest.mark.skipif(
@@ -83,18 +81,6 @@ def test_logits_and_every_gradient_are_those_of_automodel(kind, layers):
     again, back = logits_and_gradients(model)
     assert torch.equal(again, logits)
     assert all(torch.equal(back[name], gradient) for name, gradient in gradients.items())
-
-
-@pytest.mark.parametrize("kind", COUNTS)
-def test_the_layers_of_this_package_are_those_that_run(kind):
-    """A changed parameter of the record that patch adds is seen: no code of Automodel is left at a site."""
-    model = make(kind)
-    patch(model)
-    before, _ = logits_and_gradients(model)
-    for site in model.modules():
-        if isinstance(site, nn.HyperConnection):
-            site.options = site.options._replace(post_mult=1.0)
-    assert apart(logits_and_gradients(model)[0], before) > 1e-3
 
 
 @pytest.mark.parametrize("kind", COUNTS)
@@ -191,13 +177,6 @@ def test_another_sinkhorn_is_refused(monkeypatch):
     monkeypatch.setattr(automodel_models.optimized_kernels, "sinkhorn_normalize_torch", other_forward)
     with pytest.raises(ValueError, match=r"sinkhorn_normalize_torch of .* was replaced by"):
         patch(make("v41"))
-
-
-def test_digests_are_those_of_the_version_tested():
-    assert PACKAGE.installed in PACKAGE.tested
-    for kind, known in PACKAGE.known.items():
-        for method, digests in known.digests.items():
-            assert digest(getattr(kind, method)) in digests
 
 
 def test_other_models_are_named_with_the_reason():

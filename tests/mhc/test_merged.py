@@ -92,7 +92,6 @@ def test_expanded_streams_may_be_merged():
 
 
 SHAPE = r"x has shape \(2, 3, 4, 12\); with merged=True pass"
-OTHERWISE = r"unflatten\(-1, \(4, 12\)\), or merged=True"
 REFUSED = {
     "streams apart": (lambda: hc_pre(streams(), PRE, merged=True), SHAPE),
     "streams apart of a site": (lambda: hc_site(streams(), *SITE, merged=True), SHAPE),
@@ -105,8 +104,6 @@ REFUSED = {
     "17 streams": (lambda: hc_pre(randn(2, 204), randn(2, 17), merged=True), r"\(2, 204\); with merged=True"),
     "a module's": (lambda: connection()(streams()), r"streams has .*; pass \(\.\.\., 48\), 4 streams of 12"),
     "a head's": (lambda: connection(nn.HyperHead)(streams()), r"streams has shape .*; pass \(\.\.\., 48\)"),
-    "without the option": (lambda: hc_pre(streams().flatten(-2), PRE), OTHERWISE),
-    "a module without it": (lambda: nn.HyperConnection(C)(streams().flatten(-2)), OTHERWISE),
 }  # fmt: skip
 
 

@@ -96,10 +96,15 @@ def test_a_layer_is_what_kernels_accepts(name):
 
 
 def both(layers: bool = True, model: str = "DeepseekV4"):
-    """(the original, a copy that is patched)."""
+    """(the original, a copy that is patched): an optimizer made before still has its parameters."""
     original = MAKERS[model](VOCABULARY, hc_sinkhorn_iters=3, hc_eps=1e-3, rms_norm_eps=1e-2)
     patched = copy.deepcopy(original)
-    assert patch(patched, layers=layers) == COUNTS[model]._replace(layers=2 * layers)
+    before, counts = [(n, id(p)) for n, p in patched.named_parameters()], COUNTS[model]
+    counts = counts._replace(layers=counts.layers * layers)
+    assert patch(patched, layers=layers) == counts
+    assert sum(type(module) in PACKAGE.back for module in patched.modules()) == sum(counts)
+    assert [(n, id(p)) for n, p in patched.named_parameters()] == before
+    assert list(patched.state_dict()) == list(original.state_dict())
     return original, patched
 
 
@@ -135,23 +140,6 @@ def test_a_site_in_several_places_is_exchanged_in_each():
     assert first.ffn_hc is second.attn_hc is first.attn_hc
     again = results(model, ids())
     assert_equal(again.values(), expected.values())
-
-
-def test_parameters_are_the_same_objects_and_an_optimizer_made_before_trains_them():
-    model = tiny.make_model(VOCABULARY)
-    before = {name: id(p) for name, p in model.named_parameters()}
-    names = list(model.state_dict())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    patch(model)
-    assert {name: id(p) for name, p in model.named_parameters()} == before
-    assert list(model.state_dict()) == names
-    assert isinstance(model.model.layers[1].ffn_hc, nn.HyperConnection)
-    assert isinstance(model.model.hc_head, nn.HyperHead)
-    assert type(model.model.layers[0]) is models.DeepseekV4DecoderLayer
-    old = model.model.layers[0].attn_hc.fn.detach().clone()
-    model(input_ids=ids(), labels=ids(), use_cache=False).loss.backward()
-    optimizer.step()
-    assert not torch.equal(model.model.layers[0].attn_hc.fn, old)
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -315,6 +303,19 @@ def test_parameters_that_a_checkpoint_lacks_are_initialised(missing, tmp_path):
         else:
             assert torch.equal(found, torch.full_like(found, name.endswith("scale"))), name
     assert lacking == (5 if missing else 15)
+
+
+@pytest.mark.parametrize("kind", ["connection", "head"])
+def test_reset_parameters_leaves_what_a_checkpoint_filled(kind):
+    """In an `_init_weights` of one's own, which from_pretrained calls for what the checkpoint lacks."""
+    their, our = pair(kind)
+    our.load_state_dict(their.state_dict())
+    before = [p.detach().clone() for p in our.parameters()]
+    filled = next(our.parameters())
+    filled._is_hf_initialized = True
+    with initialization.guard_torch_init_functions():
+        our.reset_parameters()
+    assert [torch.equal(p, q) for p, q in zip(our.parameters(), before, strict=True)] == [True, False, False]
 
 
 @pytest.mark.parametrize(("kind", "deviation"), [("DeepseekV4", 0.5), ("Glm5NextText", 0.02)])
