@@ -42,7 +42,7 @@ def pytest_collection_finish():
 
 LONGEST = (
     "test_triton_interpreter", "test_emulation", "test_equal", "test_accuracy", "test_kept_candidates",
-    "test_machine_terms", "test_own_gradient_alone",
+    "test_machine_terms", "test_own_gradient",
 )  # fmt: skip
 """All but the first fork processes that have loaded what Helion imports: one of the two begins with these."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from launches import SITES, kernels_on_cpu, noted_on_cpu
 from stored import entry, write
 
 from ci.gate.choices import of_kernels
-from helion_sinkhorn import hc_boundary, hc_post
+from helion_sinkhorn import hc_boundary
 from helion_sinkhorn.configs import lookup, settings, store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS, TRIALS
@@ -255,43 +254,6 @@ def test_the_norm_is_not_in_memory(monkeypatch, one_pass):
     results_of(boundary, given, upstream, True, True)
     # a float32 gradient of y: 64 tokens of 512
     assert 64 * 512 * 4 not in itertools.chain(*sizes)
-
-
-# state of earlier tests in the process would make a site leave the gradient alone
-@pytest.mark.skipif(
-    "OWN_GRADIENT" not in os.environ, reason="tests/hc_site/test_own_gradient_alone.py runs it"
-)
-@pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
-def test_dx_is_written_over_a_gradient_that_is_nobody_elses(monkeypatch, one_pass, norm):
-    """The same bits, whether the gradient of the streams may be written over or not."""
-    (f, x, post, comb, fn, scale, base, *_), upstream = boundary_inputs(5, n=4, c=24)
-    weight = 1 + randn(24, seed=77, scale=0.3) if norm else None
-    given = [t.requires_grad_() for t in (f, x, post, comb, fn, scale, base)]
-
-    def run(kept):
-        made = hc_boundary(*given[:4], None, *given[4:], 3, y_norm_weight=weight)
-        last = hc_post(made.y, made.residual, made.post, made.comb)
-        hold = []
-        if kept:
-            made.residual.register_hook(lambda g: hold.append(g.detach()))
-        gradients = torch.autograd.grad(last, given, upstream[4])
-        return gradients, hold
-
-    addresses = []
-    gradients_by = launch.gradients
-
-    def noted(tensors, pass_of, *rest):
-        addresses.append((tensors[0].data_ptr(), pass_of.into))
-        return gradients_by(tensors, pass_of, *rest)
-
-    monkeypatch.setattr(launch, "gradients", noted)
-    plain, _ = run(False)
-    held, hold = run(True)
-    assert addresses[0][1] is not None
-    assert plain[1].data_ptr() == addresses[0][0]
-    assert addresses[1][1] is None
-    assert hold[0].data_ptr() != held[1].data_ptr()
-    assert all(torch.equal(a, b) for a, b in zip(plain, held, strict=True))
 
 
 # Who gets it

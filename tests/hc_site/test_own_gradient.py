@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
+from forked import python
 from hc_sites import site_inputs
 from launches import kernels_on_cpu
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,12 +18,25 @@ from helion_sinkhorn import hc_boundary, hc_post, hc_site
 from helion_sinkhorn.ops.mhc.post import torch_op as of_post
 from helion_sinkhorn.ops.mhc.site import torch_op as of_site
 from helion_sinkhorn.ops.mhc.site.boundary import torch_op as of_boundary
+from helion_sinkhorn.ops.mhc.site.boundary.backward import launch, ways
 from helion_sinkhorn.runtime import own_gradient
 
-# state of earlier tests in the process, such as modes, would make a site leave the gradient alone
-pytestmark = pytest.mark.skipif(
-    "OWN_GRADIENT" not in os.environ, reason="tests/hc_site/test_own_gradient_alone.py runs it"
-)
+
+def test_in_a_process_of_its_own():
+    """State of earlier tests in a process, such as modes, would make a site leave the gradient alone."""
+    if "OWN_GRADIENT" in os.environ:
+        pytest.skip("this is the process")
+    command = "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__
+    environment = {**os.environ, "OWN_GRADIENT": "1"}
+    done = python(*command, env=environment, cwd=Path(__file__).parents[2], loaded=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout
+
+
+@pytest.fixture
+def alone():
+    if "OWN_GRADIENT" not in os.environ:
+        pytest.skip("test_in_a_process_of_its_own runs it")
 
 
 class Step:
@@ -44,7 +59,7 @@ class Step:
 
 
 @pytest.fixture
-def made(monkeypatch):
+def made(alone, monkeypatch):
     """Addresses of the streams' gradients that hc_post made."""
     pytest.importorskip("triton", reason="the bodies import Triton")
     kernels_on_cpu(monkeypatch)
@@ -85,9 +100,12 @@ def test_a_stack_of_sites(made):
     assert dx.data_ptr() == made[-1]
 
 
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
+@pytest.mark.parametrize("one_pass", [False, True], ids=["parts", "one pass"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_boundaries_hand_one_gradient_on(made, monkeypatch, dtype):
+def test_boundaries_hand_one_gradient_on(made, monkeypatch, dtype, one_pass, norm):
     """In V4's order a boundary writes over the gradient that the next one made."""
+    weight = 1 + randn(24, seed=8, scale=0.3) if norm else None
 
     def step():
         given, _ = site_inputs(5, c=24, dtype=dtype)
@@ -96,7 +114,7 @@ def test_boundaries_hand_one_gradient_on(made, monkeypatch, dtype):
         nodes = set()
         for _ in range(3):
             y, _, post, comb, streams = results = hc_boundary(
-                y.tanh(), streams, post, comb, None, *parameters
+                y.tanh(), streams, post, comb, None, *parameters, y_norm_weight=weight
             )
             nodes |= {t.grad_fn for t in results}
         assert len(nodes) == 3
@@ -104,7 +122,7 @@ def test_boundaries_hand_one_gradient_on(made, monkeypatch, dtype):
             hc_post(y, streams, post, comb), leaves, randn(5, 4, 24, seed=9, dtype=dtype)
         )
 
-    written_over = []
+    written_over, passes, gradients = [], [], launch.gradients
 
     def noting(run):
         def noted(*arguments, **options):
@@ -113,10 +131,17 @@ def test_boundaries_hand_one_gradient_on(made, monkeypatch, dtype):
 
         return noted
 
+    def noted_pass(tensors, pass_of, *rest):
+        passes.append(pass_of.into is not None and pass_of.into.data_ptr() == tensors[0].data_ptr())
+        return gradients(tensors, pass_of, *rest)
+
     for operator in (of_boundary, of_site):
         monkeypatch.setattr(operator, "backward", noting(operator.backward))
+    monkeypatch.setattr(launch, "gradients", noted_pass)
+    monkeypatch.setattr(ways, "is_faster", lambda *_: one_pass)
     found = step()
     assert [list(options) for options in written_over] == [["over"]] * 3 + [["into"]]
+    assert passes == [True] * 3 * one_pass
     monkeypatch.setattr(own_gradient, "is_own", lambda gradient: False)
     assert_equal(found, step())
 
@@ -208,7 +233,7 @@ class Keeping(TorchDispatchMode):
         return self.kept[-1]
 
 
-def test_a_mode_that_keeps_results_does_not_count_among_the_holders_of_none():
+def test_a_mode_that_keeps_results_does_not_count_among_the_holders_of_none(alone):
     """One reference too many would let a site write over a gradient that a hook keeps."""
     expected = own_gradient._of_nobody_else()
     own_gradient._of_nobody_else.cache_clear()
@@ -226,7 +251,7 @@ def test_retain_graph_gives_the_same_twice(made):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("norm", "most"), [(False, 1.05), (True, 1.45)])
-def test_peak_of_a_sites_backward(norm, most):
+def test_peak_of_a_sites_backward(alone, norm, most):
     """At most this times dx, df and the parameters' gradients, of 8192 tokens of 4 x 4096.
 
     After a norm dy is float32, as large as two of the five streams that dx and df take.
