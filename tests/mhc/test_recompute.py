@@ -4,55 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from unittest import mock
 
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
-from torch.utils.checkpoint import checkpoint
+from mhc_layers import Layers, checkpointed
 
 from benchmarks.live_bytes import LiveBytes
-from helion_sinkhorn import hc_boundary, hc_coeffs, hc_expand, hc_post, hc_pre, nn, recompute_streams
+from helion_sinkhorn import hc_expand, hc_post, recompute_streams
 from helion_sinkhorn.mhc import recompute
 
 N, C = 4, 16
 
 
-class Layers(torch.nn.Module):
-    """Sites of V4's form around small sublayers; `boundary` chains them as V4.1 does."""
-
-    def __init__(self, count, boundary=False, dtype=torch.float32, order="io"):
-        super().__init__()
-        torch.manual_seed(0)
-        self.boundary, self.order = boundary, order
-        self.sites = torch.nn.ModuleList(
-            nn.HyperConnection(C, N, 3, comb_order=order, initializer_range=0.2) for _ in range(count)
-        )
-        self.sublayers = torch.nn.ModuleList(torch.nn.Linear(C, C, dtype=dtype) for _ in range(count))
-        self.head = nn.HyperHead(C, N)
-        self.bias = torch.nn.Parameter(torch.randn(C))
-        self.sublayer = lambda layer, y: layer(y).tanh()
-
-    def forward(self, h):
-        return self.of_boundaries(h) if self.boundary else self.of_sites(h)
-
-    def of_sites(self, h):
-        x = hc_expand(h, N)
-        for site, layer in zip(self.sites, self.sublayers, strict=True):
-            x = self.one(site, layer, x)
-        return self.head(x)
-
-    def one(self, site, layer, x):
-        y, post, comb, residual = site.enter(x)
-        return hc_post(self.sublayer(layer, y), residual, post, comb, self.bias, comb_order=self.order)
-
-    def of_boundaries(self, h):
-        first, *others = self.sites
-        x = hc_expand(h, N)
-        y, (pre, post, comb) = x[..., 0, :], hc_coeffs(x, first.fn, first.scale, first.base, 3)
-        for site, layer in zip(others, self.sublayers, strict=False):
-            f = self.sublayer(layer, y)
-            y, pre, post, comb, x = hc_boundary(f, x, post, comb, pre, site.fn, site.scale, site.base, 3)
-        return hc_pre(hc_post(self.sublayer(self.sublayers[-1], y), x, post, comb), pre)
+def layers_of(count, delayed=False, dtype=torch.float32, order="io"):
+    torch.manual_seed(0)
+    options = {
+        "norm": torch.nn.Identity(),
+        "comb_order": order,
+        "initializer_range": 0.2,
+        "sinkhorn_iters": 3,
+    }
+    return Layers(count, C, N, delayed=delayed, head=True, dtype=dtype, **options)
 
 
 def gradients(model, h, every=None, backward_inside=False):
@@ -70,7 +44,7 @@ def gradients(model, h, every=None, backward_inside=False):
     return out.detach(), *(torch.zeros(()) if t is None else t for t in found)
 
 
-@pytest.mark.parametrize("boundary", [False, True], ids=["sites", "boundaries"])
+@pytest.mark.parametrize("delayed", [False, True], ids=["sites", "boundaries"])
 @pytest.mark.parametrize(
     ("every", "dtype", "device"),
     [
@@ -80,24 +54,22 @@ def gradients(model, h, every=None, backward_inside=False):
     ],
     ids=str,
 )
-def test_gradients_have_the_bits_they_have_without_it(every, dtype, device, boundary):
-    model = Layers(7, boundary, dtype).to(device)
+def test_gradients_have_the_bits_they_have_without_it(every, dtype, device, delayed):
+    model = layers_of(7, delayed, dtype).to(device)
     h = randn(5 if device == "cpu" else 150, 2, C, dtype=dtype, device=device)
     assert_equal(gradients(model, h, every), gradients(model, h))
 
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_bfloat16_the_other_order_of_comb_and_a_backward_inside_the_block(inside):
-    model, h = Layers(5, dtype=torch.bfloat16, order="oi"), randn(6, C, dtype=torch.bfloat16)
+    model, h = layers_of(5, dtype=torch.bfloat16, order="oi"), randn(6, C, dtype=torch.bfloat16)
     assert_equal(gradients(model, h, 3, inside), gradients(model, h))
 
 
 def remade(monkeypatch):
     """How often streams are made again, counted in a list."""
-    import helion_sinkhorn.mhc.recompute as module
-
     calls = []
-    monkeypatch.setattr(module, "hc_post", lambda *a, **k: calls.append(a) or hc_post(*a, **k))
+    monkeypatch.setattr(recompute, "hc_post", lambda *a, **k: calls.append(a) or hc_post(*a, **k))
     return calls
 
 
@@ -105,7 +77,7 @@ def remade(monkeypatch):
 def test_all_but_every_kth_update_is_made_again_once(monkeypatch, every, again):
     calls = remade(monkeypatch)
     # the streams of the last update are an argument of the head
-    gradients(Layers(7), randn(3, C), every)
+    gradients(layers_of(7), randn(3, C), every)
     assert len(calls) == again
 
 
@@ -121,9 +93,9 @@ def spared(model, h, every):
     return (held[0] - held[1]) / (h.numel() * N * 4)
 
 
-@pytest.mark.parametrize("boundary", [False, True], ids=["sites", "boundaries"])
-def test_only_every_kth_streams_are_held_after_the_forward(boundary):
-    model, h = Layers(12, boundary), randn(64, C)
+@pytest.mark.parametrize("delayed", [False, True], ids=["sites", "boundaries"])
+def test_only_every_kth_streams_are_held_after_the_forward(delayed):
+    model, h = layers_of(12, delayed), randn(64, C)
     # updates 4, 8, 12 are kept of 12, or 6 and 12
     assert spared(model, h, 4) == 9
     assert spared(model, h, 6) == 10
@@ -132,7 +104,7 @@ def test_only_every_kth_streams_are_held_after_the_forward(boundary):
 @pytest.mark.parametrize("inside", [False, True])
 def test_the_backward_holds_one_span_at_a_time_and_frees_all(inside):
     count, tokens, every = 16, 64, 4
-    model, h = Layers(count), randn(tokens, C).requires_grad_()
+    model, h = layers_of(count), randn(tokens, C).requires_grad_()
     peaks, left = {}, {}
     for k in (1, every):
         with LiveBytes() as live, contextlib.ExitStack() as block:
@@ -180,9 +152,9 @@ def test_what_was_changed_in_place_since_raises(changed):
 
 
 def test_a_second_backward_and_checkpointed_sublayers():
-    model, h = Layers(6), randn(4, C)
+    model, h = layers_of(6), randn(4, C)
     expected = gradients(model, h)
-    model.sublayer = lambda layer, y: checkpoint(lambda z: layer(z).tanh(), y, use_reentrant=False)
+    checkpointed(layer.sublayer for layer in model.layers)
     assert_equal(gradients(model, h, 4), expected)
     h.requires_grad_()
     with recompute_streams(4):
@@ -193,18 +165,12 @@ def test_a_second_backward_and_checkpointed_sublayers():
     assert_equal(first, expected[1:2])
 
 
-class CheckpointedLayers(Layers):
-    """The same with a checkpoint around each site, its sublayer and its update."""
-
-    def one(self, *given):
-        return checkpoint(super().one, *given, use_reentrant=False)
-
-
 @pytest.mark.parametrize("every", [2, 3, 4])
 def test_checkpoints_around_layers_keep_what_they_kept(monkeypatch, every):
     """Their updates were recorded: what the checkpoint frees was held, and streams were made twice."""
-    model, h, calls = CheckpointedLayers(8), randn(64, C).requires_grad_(), remade(monkeypatch)
+    model, h, calls = layers_of(8), randn(64, C).requires_grad_(), remade(monkeypatch)
     expected = gradients(model, h)
+    checkpointed(model.layers)
     with LiveBytes() as live:
         out = model(h)
         held = live.held
@@ -221,7 +187,7 @@ def test_checkpoints_around_layers_keep_what_they_kept(monkeypatch, every):
 
 def test_graphs_that_are_dropped_inside_the_block_are_freed():
     """Evaluation with gradients, or a skipped step: arguments of updates were held to the block's end."""
-    model, h = Layers(8), randn(64, C).requires_grad_()
+    model, h = layers_of(8), randn(64, C).requires_grad_()
     held = []
     with LiveBytes() as live, recompute_streams(4):
         for _ in range(4):
@@ -234,7 +200,7 @@ def test_graphs_that_are_dropped_inside_the_block_are_freed():
 
 
 def test_without_a_gradient_nothing_is_recorded(monkeypatch):
-    model, h = Layers(3), randn(4, C)
+    model, h = layers_of(3), randn(4, C)
     calls = remade(monkeypatch)
     with torch.no_grad(), recompute_streams(2):
         found = model(h)
@@ -247,7 +213,7 @@ def test_without_a_gradient_nothing_is_recorded(monkeypatch):
 @pytest.mark.parametrize("inside", [False, True])
 def test_compiled_parts_keep_what_they_kept(inside):
     """The block is around what is compiled, or in it."""
-    model, h = Layers(4), randn(4, C)
+    model, h = layers_of(4), randn(4, C)
     expected, forward = gradients(model, h), model.forward
 
     def blocked(h):
@@ -270,7 +236,7 @@ def test_storages_that_are_used_again_are_not_taken_for_streams(comb):
         x = hc_expand(h, N)
         total = 0.0
         for _ in range(20):
-            x = hc_post(h, x, post, comb).tanh()
+            x = hc_post(h, x, post, comb, h[0]).tanh()
             total = total + (x * x.sin()).sum()
         return torch.autograd.grad(total, h)
 
@@ -297,7 +263,7 @@ def test_the_kernel_of_a_boundary(monkeypatch):
 
     kernels_on_cpu(monkeypatch, SITES)
     monkeypatch.setattr(api, "implementation_for", lambda *asked: "helion")
-    model, h = Layers(4, boundary=True), randn(3, C)
+    model, h = layers_of(4, delayed=True), randn(3, C)
     expected = gradients(model, h)
     calls = remade(monkeypatch)
     assert_equal(gradients(model, h, 3), expected)
@@ -306,38 +272,15 @@ def test_the_kernel_of_a_boundary(monkeypatch):
     assert spared(model, h, 3) == 3
 
 
-class Stream:
-    """A CUDA stream as recompute sees it: what it was told, in order."""
-
-    def __init__(self, name, said):
-        self.name, self.said = name, said
-
-    def record_event(self):
-        self.said.append(f"{self.name} recorded")
-        return self.name
-
-    def wait_event(self, event):
-        self.said.append(f"{self.name} waits for {event}")
-
-
 def test_streams_that_another_cuda_stream_made_again_are_waited_for(monkeypatch):
     """Two sites that saved the same streams, one of them on a side stream: gradients do not order them."""
-    said = []
-    main, side = Stream("main", said), Stream("side", said)
-    made = type("Made", (), {
-        "is_cuda": True, "device": "cuda:0",
-        "record_stream": lambda self, stream: said.append(f"kept for {stream.name}"),
-    })()  # fmt: skip
-    current = [side]
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[0])
+    main, side, made = mock.Mock(), mock.Mock(), mock.Mock(is_cuda=True)
     remade = object.__new__(recompute._Remade)
-    remade.made, remade.x = None, type("Kept", (), {"source": None})()
+    remade.made, remade.x = None, mock.Mock(source=None)
     remade.finished, remade.make = None, lambda: made
-    assert remade.streams() is made
-    assert said == ["side recorded"]
-    current[0] = main
-    assert remade.streams() is made
-    assert said == ["side recorded", "main waits for side", "kept for main"]
-    current[0] = side
-    assert remade.streams() is made
-    assert len(said) == 3
+    for current in (side, main, side):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device, current=current: current)
+        assert remade.streams() is made
+    assert side.mock_calls == [mock.call.record_event()]
+    assert main.mock_calls == [mock.call.wait_event(side.record_event.return_value)]
+    made.record_stream.assert_called_once_with(main)

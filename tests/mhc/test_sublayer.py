@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
 
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
-from torch.utils.checkpoint import checkpoint
+from mhc_layers import Layers, checkpointed
 
 from helion_sinkhorn import hc_expand, hc_post, hc_pre, nn, recompute_streams
 from helion_sinkhorn.mhc.sublayer import Pending
@@ -62,29 +61,12 @@ def test_v4_has_the_bits_of_the_calls_by_hand(order, dtype):
     assert layer.connection.fn.dtype == torch.float32
 
 
-class Chain(torch.nn.Module):
-    """Hidden states to the new streams, or in DeepSeek-V4.1's form to the last collapse, by HyperSublayer."""
-
-    def __init__(self, sites=3, n=N, c=C, norm=None, delayed_pre=True):
-        super().__init__()
-        self.n, self.delayed_pre = n, delayed_pre
-        self.layers = torch.nn.ModuleList(
-            nn.HyperSublayer(
-                torch.nn.Sequential(torch.nn.Linear(c, c, bias=False), torch.nn.Tanh()),
-                c, n, norm=norm, delayed_pre=delayed_pre,
-            )
-            for _ in range(sites)
-        )  # fmt: skip
-
-    def forward(self, h):
-        streams = hc_expand(h, self.n)
-        for layer in self.layers:
-            streams = layer(streams)
-        return self.layers[-1].collapse(streams) if self.delayed_pre else streams
+def chain(count=3, delayed=True, **options):
+    return Layers(count, C, N, delayed=delayed, **options)
 
 
-class ByHand(Chain):
-    """The same by HyperBoundary."""
+class ByHand(Layers):
+    """The same in V4.1's form by HyperBoundary."""
 
     def forward(self, h):
         x = hc_expand(h, self.n)
@@ -108,25 +90,25 @@ def test_a_norm_with_hooks_or_of_another_kind_is_called(delayed_pre):
 
     h, calls = randn(2, 5, C), []
     for norm in (torch.nn.RMSNorm(C, eps=1e-6), Own(C, eps=1e-6)):
-        chain = drawn(Chain(sites=2, norm=norm, delayed_pre=delayed_pre))
+        model = drawn(chain(2, delayed_pre, norm=norm))
         if type(norm) is Own:
-            expected = step(chain, h)
+            expected = step(model, h)
             norm.__class__ = torch.nn.RMSNorm
         else:
             handle = norm.register_forward_hook(lambda *given: calls.append(given))
-            expected = step(chain, h)
+            expected = step(model, h)
             assert len(calls) == 2
             handle.remove()
-        torch.testing.assert_close(step(chain, h), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(step(model, h), expected, rtol=1e-4, atol=1e-5)
     assert len(calls) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_v4_1_has_the_bits_of_the_calls_by_hand(dtype):
-    chain, by_hand = drawn(Chain()).to(dtype), ByHand().to(dtype)
-    by_hand.load_state_dict(chain.state_dict())
+    model, by_hand = drawn(chain()).to(dtype), ByHand(3, C, N, delayed=True).to(dtype)
+    by_hand.load_state_dict(model.state_dict())
     h = randn(2, 5, C, dtype=dtype)
-    assert_equal(step(chain, h), step(by_hand, h))
+    assert_equal(step(model, h), step(by_hand, h))
 
 
 def test_the_state_dict_and_the_norm():
@@ -145,45 +127,25 @@ def test_the_state_dict_and_the_norm():
     other.load_state_dict({name.split(".")[1]: layer.state_dict()[name] for name in names[:3]})
 
 
-class Checkpointed(torch.nn.Module):
-    """A layer that is made again in the backward."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer, self.collapse = layer, layer.collapse
-
-    def forward(self, streams):
-        return checkpoint(self.layer, streams, use_reentrant=False)
-
-
 @pytest.mark.parametrize("delayed", [False, True])
 def test_compiled_checkpointed_copied_and_with_streams_made_again(delayed):
-    model, h = drawn(Chain(delayed_pre=delayed)), randn(2, 3, C)
+    model, h = drawn(chain(delayed=delayed)), randn(2, 3, C)
     expected = step(model, h)
     torch._dynamo.reset()
     assert_equal(step(torch.compile(model, fullgraph=True, backend="aot_eager"), h), expected)
     assert_equal(step(copy.deepcopy(model), h), expected)
     with recompute_streams(every=2):
         assert_equal(step(model, h), expected)
-    checkpointed = copy.deepcopy(model)
-    checkpointed.layers = torch.nn.ModuleList(map(Checkpointed, checkpointed.layers))
-    assert_equal(step(checkpointed, h), expected)
-
-
-class Named(NamedTuple):
-    output: torch.Tensor
-
-
-class ReturnsNamed(torch.nn.Module):
-    def forward(self, y):
-        return Named(y)
+    checkpointed(model.layers)
+    assert_equal(step(model, h), expected)
 
 
 def test_a_tuple_of_one_stays_a_tuple_and_no_tensor_becomes_one():
-    x = randn(2, N, C)
+    x, sublayer = randn(2, N, C), torch.nn.Identity()
+    sublayer.register_forward_hook(lambda module, given, y: (y,))
     for delayed in (False, True):
         kind = Pending if delayed else torch.Tensor
-        (new,) = nn.HyperSublayer(ReturnsNamed(), C, delayed_pre=delayed)(x)
+        (new,) = nn.HyperSublayer(sublayer, C, delayed_pre=delayed)(x)
         assert type(new) is kind
         assert type(nn.HyperSublayer(torch.nn.Identity(), C, delayed_pre=delayed)(x)) is kind
 
@@ -222,7 +184,7 @@ def of_dtensors(mesh, delayed: bool) -> dict:
     """A chain of layers whose parameters are whole in every process, and whose tokens are not."""
     from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
 
-    model, h = drawn(Chain(delayed_pre=delayed)), randn(4, 3, C).requires_grad_()
+    model, h = drawn(chain(delayed=delayed)), randn(4, 3, C).requires_grad_()
     expected = model(h)
     upstream = randn(*expected.shape, seed=30)
     truth = [expected, *torch.autograd.grad(expected, [h, *model.parameters()], upstream)]
