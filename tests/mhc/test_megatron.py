@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
 from types import SimpleNamespace
 
 import mhc_equations as equations
@@ -35,11 +33,17 @@ def make_site(peak=1.0, single_pass=False, **options):
     return site
 
 
-def layer(site, x, f, bias):
-    """As a layer of Megatron calls its site."""
-    y, h_res, h_post, residual = site(x, mhc_recompute_manager=None)
-    streams = site.fused_h_res_h_post_bda(h_res, residual, h_post, (f, bias), 0.0, True, False, None)
-    return y, h_res, h_post, streams
+class Layer(torch.nn.Module):
+    """Its site called as a layer of Megatron calls it."""
+
+    def __init__(self, site):
+        super().__init__()
+        self.site = site
+
+    def forward(self, x, f, bias):
+        y, h_res, h_post, residual = self.site(x, mhc_recompute_manager=None)
+        streams = self.site.fused_h_res_h_post_bda(h_res, residual, h_post, (f, bias), 0.0, True, False, None)
+        return y, h_res, h_post, streams
 
 
 def written_out(x, fn, *tensors, at=equations.exactly):
@@ -74,17 +78,6 @@ def test_values_and_gradients_are_within_the_error_of_float32(dtype, peak, size)
     found = values_and_gradients(ours, tensors, upstream)
     assert [t.dtype for t in found[:4]] == [dtype, torch.float32, torch.float32, dtype]
     assert_within(found, truth, budget, rounded=2)
-
-
-class Layer(torch.nn.Module):
-    """`layer`, as functional_call takes it."""
-
-    def __init__(self, site):
-        super().__init__()
-        self.site = site
-
-    def forward(self, x, f, bias):
-        return layer(self.site, x, f, bias)
 
 
 def test_both_forms_beside_megatron_s_class_or_its_equations(monkeypatch, capsys):
@@ -123,7 +116,7 @@ def test_parameters_stay_float32_in_a_float16_module():
 
 def loss(site, x):
     f = site(x)[0].tanh()
-    return layer(site, x, f, f.new_ones(WIDTH))[3].square().sum()
+    return Layer(site)(x, f, f.new_ones(WIDTH))[3].square().sum()
 
 
 def under_megatron(mesh) -> tuple[dict, dict, bool, list]:
@@ -204,27 +197,3 @@ def test_one_pass_is_refused_where_it_is_computed_again():
     y, *_ = checkpoint(lambda x: site(x, mhc_state=state), x, use_reentrant=False)
     with pytest.raises(RuntimeError, match="mhc_single_pass runs again in a backward"):
         y.sum().backward()
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("megatron.core.transformer.hyper_connection") is None,
-    reason="its class is in Megatron-LM's branch dev, and in no release yet",
-)
-def test_it_has_the_interface_of_megatron_s_class():
-    from megatron.core.transformer.hyper_connection import HyperConnectionModule as Original
-
-    site, original = make_site(), Original(megatron_site.make_config(), 1)
-    assert {k: v.shape for k, v in site.state_dict().items()} == {
-        k: v.shape for k, v in original.state_dict().items()
-    }
-    called = (
-        "forward",
-        "fused_h_res_h_post_bda",
-        "compute_mappings",
-        "aggregate",
-        "input_expand",
-        "output_contract",
-    )
-    for method in called:
-        theirs, ours = (list(inspect.signature(getattr(m, method)).parameters) for m in (original, site))
-        assert ours[: len(theirs)] == theirs, method
