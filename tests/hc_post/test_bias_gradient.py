@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 from autograd_calls import randn
@@ -34,13 +32,15 @@ def check(found, post, grad):
 
 
 DTYPES = [
-    pytest.param(dtype, bias, id=f"{dtype} {bias}")
+    (dtype, bias)
     for dtype in (torch.bfloat16, torch.float16, torch.float32)
     for bias in (torch.float32, torch.bfloat16, torch.float16)
 ]
+KERNELS = "streams alone", "in one pass", "in parts", "with weights of its own"
+FN, SCALE, BASE = torch.zeros(N * (N + 2), N * C), torch.ones(3), torch.zeros(N * (N + 2))
 
 
-@pytest.mark.parametrize(("dtype", "bias_dtype"), DTYPES)
+@pytest.mark.parametrize(("dtype", "bias_dtype"), DTYPES, ids=str)
 @pytest.mark.parametrize("path", ["pytorch", "helion"])
 def test_hc_post(path, dtype, bias_dtype, monkeypatch):
     if path == "helion":
@@ -53,70 +53,45 @@ def test_hc_post(path, dtype, bias_dtype, monkeypatch):
     check(dbias, post, grad.double())
 
 
-def site_inputs(dtype):
-    """(weights, fn, scale, base) of coefficients without gradients, and the upstream gradient of y."""
-    rows, dy = N * (N + 2), randn(TOKENS, C, seed=7, dtype=dtype)
-    return (randn(TOKENS, N, seed=8), torch.zeros(rows, N * C), torch.ones(3), torch.zeros(rows)), dy
-
-
-def of_streams(grad, weights, dy):
-    """The gradient of the new streams, of what is added to them and of their collapse."""
-    return grad.double() + weights.double().unsqueeze(2) * dy.double().unsqueeze(1)
-
-
-@pytest.mark.parametrize(("dtype", "bias_dtype"), DTYPES)
-@pytest.mark.parametrize("path", ["streams alone", "in one pass", "in parts", "with weights of its own"])
-def test_hc_boundary(path, dtype, bias_dtype, monkeypatch):
-    """By its kernels; of coefficients none has an upstream gradient, and fn is 0."""
-    kernels_on_cpu(monkeypatch)
-    monkeypatch.setattr(boundary_ways, "is_faster", lambda call, x, first: path == "in one pass")
-    *given, grad = drawn(dtype, bias_dtype)
-    f, bias = (given[k].requires_grad_() for k in (0, 4))
-    (weights, *site), dy = site_inputs(dtype)
-    made = hc_boundary(*given[:4], None if "own" in path else weights, *site, 2, bias=bias)
-    assert made.residual.grad_fn.name() == "HcBoundaryBackward"
-    collapse = made.pre.detach() if "own" in path else weights
-    if path == "streams alone":
-        df, dbias = torch.autograd.grad(made.residual, (f, bias), grad)
-        expected = grad.double()
-    else:
-        df, dbias = torch.autograd.grad((made.residual, made.y), (f, bias), (grad, dy))
-        expected = of_streams(grad, collapse, dy)
-    assert df.dtype == dtype
-    check(dbias, given[2], expected)
-
-
-def run(site, f, x, post, comb, bias):
-    """The results that have upstream gradients, by the operators that hc_boundary is made of."""
-    found = hc_boundary(f, x, post, comb, *site, 2, bias=bias)
+def crossed(weights, f, x, post, comb, bias):
+    """The results that have upstream gradients; fn is 0, so that weights of its own are all the same."""
+    found = hc_boundary(f, x, post, comb, weights, FN, SCALE, BASE, 2, bias=bias)
     return found.residual, found.y
 
 
 @pytest.mark.parametrize(
-    ("dtype", "bias_dtype", "way"),
+    ("dtype", "bias_dtype", "path"),
     [
-        *[pytest.param(*case.values, "called", id=case.id) for case in DTYPES],
-        *[(torch.bfloat16, torch.float32, way) for way in ("compiled", "mapped", "torch.func")],
+        *((*dtypes, path) for path in (*KERNELS, "called") for dtypes in DTYPES),
+        *((torch.bfloat16, torch.float32, path) for path in ("compiled", "mapped", "torch.func")),
     ],
     ids=str,
 )
-def test_hc_boundary_of_its_parts(dtype, bias_dtype, way):
-    """As a CPU and DTensors have it."""
-    *given, grad = drawn(dtype, bias_dtype)
-    site, dy = site_inputs(dtype)
-    call, upstream = functools.partial(run, site), (grad, dy)
-    if way == "compiled":
+def test_hc_boundary(dtype, bias_dtype, path, monkeypatch):
+    """By its kernels, or by the operators that it is made of, as a CPU and DTensors have it."""
+    if path in KERNELS:
+        kernels_on_cpu(monkeypatch)
+        monkeypatch.setattr(boundary_ways, "is_faster", lambda call, x, first: path == "in one pass")
+    f, x, post, comb, bias, grad = drawn(dtype, bias_dtype)
+    weights, dy, call = randn(TOKENS, N, seed=8), randn(TOKENS, C, seed=7, dtype=dtype), crossed
+    given = weights, f.requires_grad_(), x, post, comb, bias.requires_grad_()
+    if "own" in path:
+        weights, given = torch.full((TOKENS, N), 0.5 + 1e-6), (None, *given[1:])
+    if path == "compiled":
         call = torch.compile(call, backend="aot_eager", fullgraph=True)
-    if way == "mapped":
+    if path == "mapped":
         # of one token each: the sum over all is autograd's
-        mapped = torch.vmap(run, in_dims=((0, None, None, None), 0, 0, 0, 0, None))
-        call = functools.partial(mapped, site)
-    if way == "torch.func":
-        dbias = torch.func.vjp(call, *given)[1](upstream)[-1]
+        call = torch.vmap(call, in_dims=(0, 0, 0, 0, 0, None))
+    used = slice(1 if path == "streams alone" else 2)
+    if path == "torch.func":
+        _, df, *_, dbias = torch.func.vjp(call, *given)[1]((grad, dy))
     else:
-        bias = given[-1].requires_grad_()
-        (dbias,) = torch.autograd.grad(call(*given), bias, upstream)
-    check(dbias, given[2], of_streams(grad, site[0], dy))
+        results = call(*given)
+        assert (results[0].grad_fn.name() == "HcBoundaryBackward") == (path in KERNELS)
+        df, dbias = torch.autograd.grad(results[used], (f, bias), (grad, dy)[used])
+    assert df.dtype == dtype
+    of_y = weights.double().unsqueeze(2) * dy.double().unsqueeze(1)
+    check(dbias, post, grad.double() + (0 if path == "streams alone" else of_y))
 
 
 def test_no_sum_over_tokens_for_a_bias_that_needs_no_gradient():
