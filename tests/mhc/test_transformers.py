@@ -23,10 +23,9 @@ transformers = pytest.importorskip("transformers", reason="the oracle extra brin
 theirs = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
 initialization = pytest.importorskip("transformers.initialization")
 
-import glm_model  # noqa: E402
-
 from benchmarks.demo_model import model as tiny  # noqa: E402
 from benchmarks.demo_model.compare import TIMES, differences, results, sensitivity  # noqa: E402
+from examples.patch_transformers import glm  # noqa: E402
 from helion_sinkhorn.integrations import models  # noqa: E402
 from helion_sinkhorn.integrations import transformers as integration  # noqa: E402
 from helion_sinkhorn.integrations.digests import digest  # noqa: E402
@@ -41,7 +40,15 @@ pytestmark = pytest.mark.skipif(
 )
 VOCABULARY = 13
 ALL = Patched(connections=4, heads=1, layers=2)
-MAKERS = {"DeepseekV4": tiny.make_model, "Glm5NextText": glm_model.make_model}
+
+
+def make_glm(vocabulary, **options):
+    """A GLM-5.3 small enough for a CPU, the same at every call."""
+    torch.manual_seed(0)
+    return glm(32, vocab_size=vocabulary, **options)
+
+
+MAKERS = {"DeepseekV4": tiny.make_model, "Glm5NextText": make_glm}
 COUNTS = {"DeepseekV4": ALL, "Glm5NextText": ALL._replace(heads=0)}
 
 
