@@ -7,7 +7,6 @@ import torch
 from autograd_calls import assert_equal
 from hc_streams import post_inputs
 from launches import kernels_on_cpu, noted_on_cpu
-from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from helion_sinkhorn import hc_head, hc_post, hc_pre
@@ -134,12 +133,8 @@ def test_torch_knows_the_operators(monkeypatch, headed):
 
     given = arguments(*update, pre)
     torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))
-    with FakeTensorMode() as mode:
-        fake = operator(*tree_map_only(torch.Tensor, mode.from_tensor, given))
-    found = operator(*given)
-    assert (fake.shape, fake.stride(), fake.dtype) == (found.shape, found.stride(), found.dtype)
     mapped = torch.func.vmap(lambda *t: operator(*arguments(*t)), in_dims=1)
-    assert torch.equal(mapped(*update, pre), found.transpose(0, 1))
+    assert torch.equal(mapped(*update, pre), operator(*given).transpose(0, 1))
 
 
 @pytest.mark.parametrize(("n", "c"), [(4, 24), (3, 67), (2, 300)])

@@ -65,12 +65,6 @@ def test_without_a_weight_for_any_number_of_tokens(lead):
     assert y.shape == (*lead, C)
 
 
-def test_its_parameters_stay_its_own():
-    site, norm = nn.HyperConnection(C, N), torch.nn.RMSNorm(C)
-    site.enter(randn(2, N, C), y_norm=norm)
-    assert {*site.state_dict()} == {"fn", "base", "scale"}
-
-
 @pytest.mark.parametrize(
     ("norm", "error", "said"),
     [

@@ -10,7 +10,6 @@ from autograd_calls import assert_equal
 from cuda_graphs import capture
 from float8_bytes import assert_same, bytes_of
 from launches import kernels_on_cpu, noted_on_cpu
-from torch._subclasses import FakeTensorMode
 
 from helion_sinkhorn.mhc import quantized
 from helion_sinkhorn.mhc.quantized import Quantized, quantize
@@ -135,15 +134,9 @@ def test_a_compiler_copies_into_out():
 def test_torch_knows_the_operator(by_kernel, scales, layout):
     given = 32, scales, layout, 1e-10
     operator = torch.ops.helion_sinkhorn.quantize
-    torch.library.opcheck(operator, (drawn(2, 3, 96), *given), test_utils=("test_schema", "test_faketensor"))
     for u in (drawn(2, 3, 160), drawn(0, 96)):
-        with FakeTensorMode() as mode:
-            fake = operator(mode.from_tensor(u), *given)
-        found = operator(u, *given)
-        assert_same(found, eager.forward(u, *given))
-        assert [(t.shape, t.stride(), t.dtype) for t in fake] == [
-            (t.shape, t.stride(), t.dtype) for t in found
-        ]
+        torch.library.opcheck(operator, (u, *given), test_utils=("test_schema", "test_faketensor"))
+        assert_same(operator(u, *given), eager.forward(u, *given))
 
 
 def test_vmap_folds_into_the_tokens(by_kernel):
