@@ -90,18 +90,25 @@ def tuned_from(
 # Values
 
 
+CALLS = SiteCall("float16", 3, 300, "tf32"), SiteCall("bfloat16", 4, 700, "float32")
+"""Several chunks of columns, the last one short."""
+
+
 @pytest.mark.parametrize(
-    "call",
+    ("name", "call"),
     [
-        SiteCall("float16", 3, 300, "tf32"),
-        pytest.param(SiteCall("bfloat16", 4, 700, "float32"), marks=pytest.mark.nightly("2 s each")),
+        *((FORWARD, call) for call in CALLS),
+        *((name, CALLS[0]) for name in launch.KERNELS),
+        *(
+            pytest.param(name, CALLS[1], marks=pytest.mark.nightly("2 s each; those of tf32 run always"))
+            for name in launch.KERNELS
+        ),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("name", [FORWARD, *launch.KERNELS])
 def test_within_budgets(name, call):
-    assert call.columns % chunk_of(call)
     """By each variant: the streams' products with fn together or one by one, the shares of tokens."""
+    assert call.columns % chunk_of(call)
     tried = {choice.variant: choice for choice in candidates(KERNELS[name], call, DEVICES["h200"])}
     shares = {variant: TRIALS[name].error(call, choice, "cpu") for variant, choice in tried.items()}
     assert max(shares.values()) <= 1, shares
