@@ -1,4 +1,4 @@
-"""hc_site on a CPU, by its parts: values and gradients against float64, the contract, errors."""
+"""hc_site on a CPU: its defaults, any use of its residual, and what its kernels leave to the parts."""
 
 from __future__ import annotations
 
