@@ -12,7 +12,7 @@ from helion_sinkhorn.ops.balance.options import BalanceOptions
 from helion_sinkhorn.ops.balance.passes import Average
 from helion_sinkhorn.ops.balance.step import step
 from helion_sinkhorn.runtime.checks import check_finite, check_number, check_tensor
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 
 MOST_ENTRIES = 1 << 26
 """The most entries of tensors of one shape that are balanced at a time: they are copied for that."""
@@ -230,7 +230,7 @@ def _size(lr: float | torch.Tensor, factor: float, p: torch.Tensor) -> torch.Ten
 
     Read on the device: a captured step takes the learning rate that a tensor has then.
     """
-    kind = computing(p.dtype)
+    kind = COMPUTING[p.dtype]
     if isinstance(lr, torch.Tensor) and lr.device == p.device:
         return (lr.detach().view(1) * factor).to(kind)
     return torch.full((1,), float(lr) * factor, dtype=kind, device=p.device)

@@ -10,7 +10,7 @@ import torch
 from helion_sinkhorn.ops.sinkhorn.api import MOST_ITERS, sinkhorn
 from helion_sinkhorn.ops.sinkhorn.potentials import sinkhorn_potentials
 from helion_sinkhorn.runtime.checks import check_int, check_tensor, type_of
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 
 
 def log_optimal_transport(scores: torch.Tensor, bin_score: torch.Tensor, iters: int) -> torch.Tensor:
@@ -44,7 +44,7 @@ def log_optimal_transport(scores: torch.Tensor, bin_score: torch.Tensor, iters: 
     # the kernels take the last column of 1025 apart, and do not compute it as 2048
     right, below = bin_score.expand(*lead, n, 1), bin_score.expand(*lead, 1, m + 1)
     x = torch.cat([torch.cat([scores, right], -1), below], -2)
-    log_r, log_c = (x.new_zeros(k, dtype=computing(x.dtype)) for k in (n + 1, m + 1))
+    log_r, log_c = (x.new_zeros(k, dtype=COMPUTING[x.dtype]) for k in (n + 1, m + 1))
     # an assignment would copy the number from the host, which waits for the GPU and cannot be captured
     log_r[-1:].fill_(math.log(m))
     log_c[-1:].fill_(math.log(n))
@@ -80,7 +80,7 @@ def sinkhorn_knopp_teacher(
     check_tensor("teacher_output", teacher_output, "(samples, prototypes)")
     return sinkhorn(
         teacher_output, check_int("n_iterations", n_iterations, 1, MOST_ITERS), form="log", first="cols",
-        temperature=teacher_temp, out_dtype=computing(teacher_output.dtype), group=group,
+        temperature=teacher_temp, out_dtype=COMPUTING[teacher_output.dtype], group=group,
     )  # fmt: skip
 
 
@@ -106,5 +106,5 @@ def sinkhorn_router(logits: torch.Tensor, n_iters: int = 8) -> torch.Tensor:
     """
     n_iters = check_int("n_iters", n_iters, 1, MOST_ITERS)
     check_tensor("logits", logits, "(tokens, experts)")
-    p = sinkhorn(logits, n_iters, form="log", out_dtype=computing(logits.dtype))
+    p = sinkhorn(logits, n_iters, form="log", out_dtype=COMPUTING[logits.dtype])
     return p.div_(logits.size(-1))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from helion_sinkhorn.runtime.checks import check_int, check_tensor
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 
 QUINTIC = 3.4445, -4.7750, 2.0315
 """Coefficients of x, x^3 and x^5 that bring singular values from (0, 1] near 1."""
@@ -45,7 +45,7 @@ def orthogonalized(momenta: Sequence[torch.Tensor], steps: int = 5) -> list[torc
         check_tensor(f"momenta[{k}]", m, "(rows, columns)")
         if m.dim() != 2:
             raise ValueError(f"momenta[{k}] has shape {tuple(m.shape)}; pass (rows, columns)")
-        groups.setdefault((m.shape, computing(m.dtype), m.device), []).append(k)
+        groups.setdefault((m.shape, COMPUTING[m.dtype], m.device), []).append(k)
     found: dict[int, torch.Tensor] = {}
     for (_, dtype, _), places in groups.items():
         batch = _newton_schulz(torch.stack([momenta[k].to(dtype) for k in places]), steps)

@@ -14,7 +14,7 @@ from helion_sinkhorn.ops.mhc.pre.api import hc_pre
 from helion_sinkhorn.ops.mhc.site.crossing import Crossing
 from helion_sinkhorn.runtime.checks import check_flag, check_tensor, type_of
 from helion_sinkhorn.runtime.export import named_for_export
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 
 
 class Pending(NamedTuple):
@@ -142,7 +142,7 @@ class HyperSublayer(torch.nn.Module):
 
 
 def _check_not_rounded(pending: Pending) -> None:
-    wanted, found = computing(pending.streams.dtype), pending.comb.dtype
+    wanted, found = COMPUTING[pending.streams.dtype], pending.comb.dtype
     if found != wanted:
         raise ValueError(
             f"comb between two sublayers is {found}; pass it on as it was made, {wanted}: a policy of FSDP2 "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
@@ -14,10 +14,10 @@ GRAIN = 32768
 """Entries from which on torch shares one sum between threads."""
 
 
-computing: Callable[[torch.dtype], torch.dtype] = {
+COMPUTING = {
     torch.float64: torch.float64,
     **dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float32),
-}.__getitem__
+}
 """The type of the arithmetic: float64 for float64, float32 for the others."""
 
 

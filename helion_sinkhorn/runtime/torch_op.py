@@ -28,6 +28,8 @@ from helion_sinkhorn.runtime.upcoming import upcoming
 
 _HERE = contextlib.nullcontext()
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+WITH_AUTOCAST = frozenset(filter(torch.amp.is_autocast_available, ("cpu", "cuda", "mps", "xpu")))
+"""Kinds of devices; asked here, since a compiler of torch 2.11 cannot trace the question."""
 unknown_to_dtensor: list[Callable[[], None]] = []
 """What registers the rules of operators with DTensor, once there may be one: importing it takes seconds."""
 _functorch = torch._C._functorch
@@ -44,7 +46,7 @@ _is_autocast_on = torch._C._is_any_autocast_enabled
 def without_autocast(x: torch.Tensor):
     """Turn autocast off on a tensor's device, if the device has it and it is on."""
     kind = x.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+    if kind in WITH_AUTOCAST and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
     return _HERE
 
@@ -174,6 +176,7 @@ def apply_directly(
             return otherwise(*arguments)
         return direct(*arguments) if are_eager(tensors) else transformed(*arguments)
 
+    apply.function = function
     return apply
 
 
@@ -289,4 +292,5 @@ def last(name: str, public: str, call: Callable[..., Any]) -> Callable[..., Any]
     def apply(*arguments):
         return (Last.apply if differentiates(*arguments[: call.tensors]) else call)(*arguments)
 
+    apply.function = Last
     return apply

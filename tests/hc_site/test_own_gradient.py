@@ -63,14 +63,14 @@ def made(alone, monkeypatch):
     """Addresses of the streams' gradients that hc_post made."""
     pytest.importorskip("triton", reason="the bodies import Triton")
     kernels_on_cpu(monkeypatch)
-    addresses, run = [], of_post.call_backward
+    addresses, run = [], of_post.apply_backward
 
     def noted(*arguments):
         found = run(*arguments)
         addresses.append(found[1].data_ptr())
         return found
 
-    monkeypatch.setattr(of_post, "call_backward", noted)
+    monkeypatch.setattr(of_post, "apply_backward", noted)
     return addresses
 
 

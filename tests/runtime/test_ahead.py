@@ -35,7 +35,7 @@ def begun(monkeypatch, fresh_caches):
 
 def call(x: torch.Tensor):
     given = x, 20, 1e-6, "deepseek", "rows", "helion", torch.float32
-    return torch_op.Sinkhorn.apply(*given) if x.requires_grad else torch_op.call(*given)
+    return torch_op.apply(*given)
 
 
 def test_the_first_forward_of_a_kind_begins_the_compilation_of_its_gradient(begun):
@@ -46,7 +46,7 @@ def test_the_first_forward_of_a_kind_begins_the_compilation_of_its_gradient(begu
     p = call(x.requires_grad_())
     ((function, run, public, arguments),) = begun
     assert (run, public, arguments[0]) == (torch_op.call.run, "sinkhorn", x)
-    assert function.backward is torch_op.Sinkhorn.backward
+    assert function.backward is torch_op.apply.function.backward
     assert upcoming.call is None
     call(x)
     # its own first launch begins nothing
@@ -81,7 +81,7 @@ def test_the_thread_traces_nothing_while_helion_is_imported(monkeypatch):
     with FakeTensorMode():
         x = torch.empty(64, 4, 4, device="cuda")
     with generating:
-        thread = ahead.begin(torch_op.Sinkhorn, torch_op.call.run, "sinkhorn", [x])
+        thread = ahead.begin(torch_op.apply.function, torch_op.call.run, "sinkhorn", [x])
         assert not traced.wait(0.2)
     thread.join()
     assert traced.is_set()
@@ -105,7 +105,7 @@ def test_a_failure_in_the_thread_refuses_no_stored_config(monkeypatch, fresh_cac
     x = torch.empty(8192, 4, 4, device="meta")
     given = x, 20, 1e-6, "deepseek", "rows", "helion", torch.float32
     with pytest.raises(IndexError):
-        ahead.launches(torch_op.Sinkhorn, torch_op.call.run, given, (True, *[False] * 6), GPU)
+        ahead.launches(torch_op.apply.function, torch_op.call.run, given, (True, *[False] * 6), GPU)
     assert not choices.refused
 
 
@@ -130,7 +130,7 @@ forward = []
 with launching_with(Launcher(lambda index: device_at(0), lambda *launch: forward.append(launch))):
     torch_op.call.run(*given)
 needed = True, *[False] * 6
-launches = ahead.launches(torch_op.Sinkhorn, torch_op.call.run, given, needed, gpu)
+launches = ahead.launches(torch_op.apply.function, torch_op.call.run, given, needed, gpu)
 ahead.compile_all([*forward, *launches], gpu)
 heavy = {"helion", "torch._inductor", "torch._dynamo", "sklearn", "sympy"} & {*sys.modules}
 print(json.dumps([compiled, sorted(heavy)]))

@@ -19,7 +19,7 @@ def test_another_source_takes_nothing_from_the_cache(monkeypatch):
     """The old gradient is found again by the old source alone."""
     x, dp = randn(3, 4, 4), randn(3, 4, 4, seed=1)
     expected = value_and_gradient(sinkhorn, x, dp)[1]
-    backward = torch_op.call_backward
+    backward = torch_op.apply_backward
 
     def compiled():
         torch._dynamo.reset()
@@ -33,7 +33,7 @@ def test_another_source_takes_nothing_from_the_cache(monkeypatch):
         assert torch.equal(found, expected)
         assert hits == 0
         assert compiled()[1] == 1
-        monkeypatch.setattr(torch_op, "call_backward", lambda *given: 2 * backward(*given))
+        monkeypatch.setattr(torch_op, "apply_backward", lambda *given: 2 * backward(*given))
         monkeypatch.setattr(compiled_source, "_digest", lambda: "another")
         found, hits = compiled()
     torch.testing.assert_close(found, 2 * expected)

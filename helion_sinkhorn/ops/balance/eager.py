@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from helion_sinkhorn.runtime.pieces import computing, pieces, sum_last, sum_over
+from helion_sinkhorn.runtime.pieces import COMPUTING, pieces, sum_last, sum_over
 
 
 def blocks(x: torch.Tensor) -> Iterator[tuple[slice, slice]]:
@@ -26,7 +26,7 @@ def row_norms(entries: torch.Tensor) -> torch.Tensor:
 
 
 def norms(x: torch.Tensor) -> torch.Tensor:
-    found = x.new_empty(x.shape[:2], dtype=computing(x.dtype))
+    found = x.new_empty(x.shape[:2], dtype=COMPUTING[x.dtype])
     for at in blocks(x):
         found[at] = row_norms(x[at].to(found.dtype))
     return found
@@ -35,7 +35,7 @@ def norms(x: torch.Tensor) -> torch.Tensor:
 def momentum(
     x: torch.Tensor, average: torch.Tensor, ahead: torch.Tensor | None, momentum: float
 ) -> torch.Tensor:
-    found = x.new_empty(x.shape[:2], dtype=computing(x.dtype))
+    found = x.new_empty(x.shape[:2], dtype=COMPUTING[x.dtype])
     for at in blocks(x):
         terms = x[at].to(found.dtype) * (1.0 - momentum)
         mean = (average[at].to(found.dtype) * momentum).add_(terms)

@@ -11,7 +11,7 @@ import torch
 from helion_sinkhorn.ops.balance import eager
 from helion_sinkhorn.ops.balance.options import BalanceOptions
 from helion_sinkhorn.runtime.groups import reduce_over
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 from helion_sinkhorn.runtime.views import placed
 
 
@@ -145,7 +145,7 @@ def scales(
     Args:
         norms: (B, m), the norms of the rows of x, needed where there is a threshold.
     """
-    kind = computing(x.dtype)
+    kind = COMPUTING[x.dtype]
     c, d = x.new_ones((x.size(0), x.size(2)), dtype=kind), x.new_ones(x.shape[:2], dtype=kind)
     order = None
     if options.zero_row_threshold > 0:

@@ -12,7 +12,7 @@ import torch
 
 from helion_sinkhorn.runtime.batched_products import fewest, products
 from helion_sinkhorn.runtime.float32_products import float32_products
-from helion_sinkhorn.runtime.pieces import computing, pieces
+from helion_sinkhorn.runtime.pieces import COMPUTING, pieces
 from helion_sinkhorn.runtime.wanted import Some, room_for
 
 
@@ -33,7 +33,7 @@ def forward(
     x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None, parts: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, b) for x (B, M, D), y (B, M, K), z (B, D, K); b is (B, parts, D, K)."""
-    (count, m, d), k, dtype = x.shape, y.size(2), computing(x.dtype)
+    (count, m, d), k, dtype = x.shape, y.size(2), COMPUTING[x.dtype]
     least = fewest(m * (d + k), x.device)
     out = torch.empty(y.shape, dtype=y.dtype, device=y.device)
     b = x.new_empty(count, parts, d, k)
@@ -54,7 +54,7 @@ def backward(
     wanted: Sequence[bool] = (True,) * 3,
 ) -> tuple[Some, ...]:
     """(dx, dy, db), None for each that is not wanted; db is (B, parts, D, K) like b."""
-    (count, m, d), k, dtype = x.shape, y.size(2), computing(x.dtype)
+    (count, m, d), k, dtype = x.shape, y.size(2), COMPUTING[x.dtype]
     least = fewest(m * (d + k), x.device)
     dx, dy, db = room_for((x, y, b), wanted)
     for at in pieces(count, m * (d + k), least):

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from helion_sinkhorn.ops.mhc.pre.quantized.layouts import Quantized, check_quantized, kind_of, wanted_of
 from helion_sinkhorn.ops.mhc.pre.quantized.space import GROUPS
 from helion_sinkhorn.runtime.checks import DTYPES, check_same_device, check_tensor, refuse_shape, type_of
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 from helion_sinkhorn.runtime.tokens import has_dtensor
 from helion_sinkhorn.runtime.torch_op import are_eager
 from helion_sinkhorn.runtime.views import VECTOR_BYTES
@@ -72,7 +72,7 @@ def check_fields(out: object, x: torch.Tensor, over: Mapping[str, str], given: G
             raise TypeError(f"out.{name} is given, and this call does not make it; pass {', '.join(over)}")
     *lead, n, c = x.shape
     shapes = (c,), (n,), (n,), (n, n), (n, c), (c,)
-    dtypes = x.dtype, *[computing(x.dtype)] * 3, x.dtype, x.dtype
+    dtypes = x.dtype, *[COMPUTING[x.dtype]] * 3, x.dtype, x.dtype
     wanted = {
         f"out.{name}": ((*lead, *shape), dtype)
         for name, shape, dtype in zip(Out._fields[:-1], shapes, dtypes, strict=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from helion_sinkhorn.runtime.checks import check_finite
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 
 MOST_STREAMS = 16
 LEAST_EPS = torch.finfo(torch.float32).smallest_normal
@@ -27,7 +27,7 @@ def check_streams(x: torch.Tensor) -> None:
 
 def evenly(x: torch.Tensor) -> torch.Tensor:
     """Weights (..., n) of 1/n, with which hc_pre makes the mean of the streams x."""
-    return x.new_full(x.shape[:-1], 1 / x.size(-2), dtype=computing(x.dtype))
+    return x.new_full(x.shape[:-1], 1 / x.size(-2), dtype=COMPUTING[x.dtype])
 
 
 def check_norm_eps(name: str, eps: object) -> None:

@@ -24,7 +24,7 @@ from helion_sinkhorn.runtime.checks import (
     check_tensor,
     implementation_for,
 )
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 
 FORMS = ("deepseek", "log")
 FIRSTS = ("rows", "cols")
@@ -160,7 +160,7 @@ def sinkhorn(
     if has_marginals or (implicit is None and is_large(logits, n_iters, own_eps)):
         return marginals.run(logits, of, n_iters, own_eps, first, serves, dtype)[0]
     if of is not NO_OPTIONS:
-        logits = logits.to(computing(logits.dtype)) / temperature
+        logits = logits.to(COMPUTING[logits.dtype]) / temperature
     arguments = logits, n_iters, eps, form, first, serves, dtype
     if implicit is not None:
         return implicit_op.apply(*arguments, implicit.system, implicit.solver)

@@ -17,7 +17,7 @@ from helion_sinkhorn.ops.sinkhorn import definition
 from helion_sinkhorn.ops.sinkhorn.line_sums import Sums, laid_out, slices
 from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow, rescaling, segment_length
 from helion_sinkhorn.runtime.binade import binade
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 
 LARGEST_START = 40.0
 """Cap on log q_0: a column that is e^-40 below the maxima of its rows does not change their sums."""
@@ -176,7 +176,7 @@ def forward(
     if x.numel() == 0:
         return out
     settle_exp()
-    eps, dtype = eps if form == "deepseek" else 0.0, computing(x.dtype)
+    eps, dtype = eps if form == "deepseek" else 0.0, COMPUTING[x.dtype]
     axis, each = slices(first, x, out)
     for part, made in each:
         part = laid_out(part, dtype, axis)
@@ -201,7 +201,7 @@ def backward(
     if x.numel() == 0:
         return dx
     settle_exp()
-    eps, dtype = eps if form == "deepseek" else 0.0, computing(x.dtype)
+    eps, dtype = eps if form == "deepseek" else 0.0, COMPUTING[x.dtype]
     axis, each = slices(first, x, dy, dx)
     for part, upstream, made in each:
         part, g, scale = laid_out(part, dtype, axis), laid_out(upstream, dtype, axis), None

@@ -18,7 +18,7 @@ from helion_sinkhorn.runtime.checks import (
     implementation_for,
 )
 from helion_sinkhorn.runtime.export import named_for_export
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 
 MOST_ROWS = MOST_STREAMS**2 + 2 * MOST_STREAMS
 """Rows of fn: n^2 + 2n for n = 16 streams, 288."""
@@ -123,7 +123,7 @@ def weighted(x, fn, norm_weight, implementation) -> tuple[torch.Tensor, str]:
 
 def with_weight(x, fn, norm_weight) -> torch.Tensor:
     """fn times the norm's weight."""
-    wide = computing(x.dtype)
+    wide = COMPUTING[x.dtype]
     return fn.to(wide) * norm_weight.to(wide)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from helion_sinkhorn.runtime.float32_products import float32_products
-from helion_sinkhorn.runtime.pieces import ENTRIES, computing, sum_last
+from helion_sinkhorn.runtime.pieces import COMPUTING, ENTRIES, sum_last
 from helion_sinkhorn.runtime.wanted import Some, room_for
 
 CHUNK = 16
@@ -61,7 +61,7 @@ def _padded(size: int, multiple: int = ALIGNED) -> int:
 
 def _projection(x: torch.Tensor, fn: torch.Tensor) -> torch.Tensor:
     """fn in the computing dtype, with aligned rows, padded with zeros to a multiple of eight."""
-    (m, k), dtype = fn.shape, computing(x.dtype)
+    (m, k), dtype = fn.shape, COMPUTING[x.dtype]
     if m % 8 == 0 and _is_aligned(fn, dtype):
         return fn
     padded = torch.zeros(_padded(m, 8), _padded(k), dtype=dtype, device=fn.device)
@@ -95,7 +95,7 @@ def forward(
     x: torch.Tensor, fn: torch.Tensor, norm_eps: float, eps_outside: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(mixes (T, M), norms (T, 2)) for T tokens of K entries, x, and fn (M, K); norms are `norms_of`."""
-    dtype, size = computing(x.dtype), fn.size(1)
+    dtype, size = COMPUTING[x.dtype], fn.size(1)
     x = x.reshape(x.numel() // size, size)
     mixes, q = x.new_empty(x.size(0), fn.size(0), dtype=dtype), x.new_empty(x.size(0), dtype=dtype)
     prenorm(x, fn, mixes, q)

@@ -12,7 +12,7 @@ import torch
 
 from helion_sinkhorn.ops.mhc.mixes import eager
 from helion_sinkhorn.ops.mhc.streams import leading
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, last
 from helion_sinkhorn.runtime.wanted import cast, filled, only
@@ -76,12 +76,12 @@ def prenorm_backward(dproduct, dsquare, x, fn, precision, implementation, wanted
 
 
 def _empty_results(x, fn, norm_eps, eps_outside, precision, implementation):
-    lead, dtype = leading(x, fn), computing(x.dtype)
+    lead, dtype = leading(x, fn), COMPUTING[x.dtype]
     return tuple(x.new_empty(*lead, columns, dtype=dtype) for columns in (fn.shape[-2], 2))
 
 
 def _empty_prenorm(x, fn, precision, implementation):
-    lead, dtype = leading(x, fn), computing(x.dtype)
+    lead, dtype = leading(x, fn), COMPUTING[x.dtype]
     return x.new_empty(*lead, fn.shape[-2], dtype=dtype), x.new_empty(lead, dtype=dtype)
 
 
@@ -90,7 +90,7 @@ def _empty_prenorm_gradients(dproduct, dsquare, x, fn, precision, implementation
 
 
 def _empty_gradients(dmixes, x, fn, mixes, norms, precision, implementation, wanted):
-    made = x.new_empty(x.shape), fn.new_empty(fn.shape, dtype=computing(x.dtype))
+    made = x.new_empty(x.shape), fn.new_empty(fn.shape, dtype=COMPUTING[x.dtype])
     return filled(only(made, wanted), (x, fn))
 
 

@@ -16,7 +16,7 @@ from helion_sinkhorn.runtime.checks import (
     implementation_for,
     refuse_shape,
 )
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 from helion_sinkhorn.runtime.torch_op import without_autocast
 from helion_sinkhorn.runtime.updates import Update, updated
 
@@ -108,7 +108,7 @@ def mixed(
 def added(f, x, post, bias, implementation) -> torch.Tensor:
     """hc_post of checked arguments without comb."""
     implementation_for(implementation, "x", x, lambda: "the kernels mix the streams, and comb is None")
-    dtype = computing(x.dtype)
+    dtype = COMPUTING[x.dtype]
     given = f.to(dtype) if bias is None else f.to(dtype) + bias.to(dtype)
     # a stream at a time, so that only one stream is copied to float32; on a CPU this takes half the time
     weighted = zip(x.unbind(-2), post.to(dtype).unsqueeze(-1).unbind(-2), strict=True)

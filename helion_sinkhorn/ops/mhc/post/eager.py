@@ -12,7 +12,7 @@ import torch
 
 from helion_sinkhorn.runtime.batched_products import fewest, products
 from helion_sinkhorn.runtime.float32_products import float32_products
-from helion_sinkhorn.runtime.pieces import computing, pieces, sum_last
+from helion_sinkhorn.runtime.pieces import COMPUTING, pieces, sum_last
 from helion_sinkhorn.runtime.updates import Update
 from helion_sinkhorn.runtime.wanted import room_for
 
@@ -22,7 +22,7 @@ def forward(update: Update, comb_order):
     """The new streams; see api.hc_post."""
     f, x, post, comb, bias = update
     n, c = x.shape[-2:]
-    dtype, least = computing(x.dtype), fewest(n * c, x.device)
+    dtype, least = COMPUTING[x.dtype], fewest(n * c, x.device)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     made, streams, rows = out.view(-1, n, c), x.reshape(-1, n, c), f.reshape(-1, 1, c)
     comb = comb if comb_order == "io" else comb.mT
@@ -39,7 +39,7 @@ def backward(grad, update: Update, comb_order, wanted: Sequence[bool] = (True,) 
     """(df, dx, dpost, dcomb), None for each that is not wanted."""
     f, x, post, comb, bias = update
     n, c = x.shape[-2:]
-    dtype, least = computing(x.dtype), fewest(n * c, x.device)
+    dtype, least = COMPUTING[x.dtype], fewest(n * c, x.device)
     df, dx, dpost, dcomb = made = room_for((f, x, post, comb), wanted)
     if comb_order == "oi":
         comb = comb.mT

@@ -11,7 +11,7 @@ import torch
 
 from helion_sinkhorn.ops.mhc.post import eager
 from helion_sinkhorn.runtime import own_gradient
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, last
 from helion_sinkhorn.runtime.updates import Update
@@ -70,7 +70,7 @@ def with_bias(needed, f, x):
     summed before it is rounded.
     """
     of_bias = needed[4]
-    return (needed[0] or of_bias, *needed[1:4]), f.to(computing(x.dtype)) if of_bias else f
+    return (needed[0] or of_bias, *needed[1:4]), f.to(COMPUTING[x.dtype]) if of_bias else f
 
 
 def of_update(gradients, needed, f, bias):

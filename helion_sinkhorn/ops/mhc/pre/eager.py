@@ -12,7 +12,7 @@ import torch
 
 from helion_sinkhorn.runtime.batched_products import fewest, products
 from helion_sinkhorn.runtime.float32_products import float32_products
-from helion_sinkhorn.runtime.pieces import computing, pieces, sum_last
+from helion_sinkhorn.runtime.pieces import COMPUTING, pieces, sum_last
 from helion_sinkhorn.runtime.wanted import room_for
 
 
@@ -20,7 +20,7 @@ from helion_sinkhorn.runtime.wanted import room_for
 def forward(x: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
     """y; see api.hc_pre."""
     n, c = x.shape[-2:]
-    dtype, least = computing(x.dtype), fewest(n * c, x.device)
+    dtype, least = COMPUTING[x.dtype], fewest(n * c, x.device)
     y = torch.empty((*x.shape[:-2], c), dtype=x.dtype, device=x.device)
     rows, streams, weights = y.view(-1, 1, c), x.reshape(-1, n, c), pre.to(dtype).reshape(-1, 1, n)
     for at in pieces(len(streams), n * c, least):
@@ -33,7 +33,7 @@ def backward(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """(dx, dpre), None for each that is not wanted."""
     n, c = x.shape[-2:]
-    dtype = computing(x.dtype)
+    dtype = COMPUTING[x.dtype]
     dx, dpre = room_for((x, pre), wanted)
     streams, weights, upstream = x.reshape(-1, n, c), pre.to(dtype).reshape(-1, n, 1), dy.reshape(-1, c)
     for at in pieces(len(streams), n * c):

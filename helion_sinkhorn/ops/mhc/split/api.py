@@ -28,7 +28,7 @@ from helion_sinkhorn.runtime.checks import (
     implementation_for,
     type_of,
 )
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 
 PARTIAL_DTYPES = (torch.float32, torch.float64)
 SMALLEST_NORM_EPS = 1e-37
@@ -135,7 +135,7 @@ def split(mixes, scale, base, options, implementation, out_dtype=None, reduce=No
     """hc_split_sinkhorn of checked arguments."""
     beyond = beyond_kernels(options.n, options.n_iters, options.eps)
     serves = implementation_for(implementation, "mixes", mixes, beyond)
-    options = *options, serves, out_dtype or computing(mixes.dtype)
+    options = *options, serves, out_dtype or COMPUTING[mixes.dtype]
     if reduce is None:
         return torch_op.apply(mixes, scale, base, *options)
     norm = as_int(reduce.size), float(reduce.norm_eps), reduce.eps_outside

@@ -13,13 +13,13 @@ import torch
 from helion_sinkhorn.ops.mhc.split.options import CoefficientGradients, SplitOptions
 from helion_sinkhorn.ops.mhc.split.partials import Reduce
 from helion_sinkhorn.ops.sinkhorn import eager as sinkhorn
-from helion_sinkhorn.runtime.pieces import computing, sum_last
+from helion_sinkhorn.runtime.pieces import COMPUTING, sum_last
 from helion_sinkhorn.runtime.wanted import Some
 
 
 def _arguments(mixes, scale, base, n):
     """(mixes, s, a) in the computing dtype: a = mixes * s + base."""
-    dtype = computing(mixes.dtype)
+    dtype = COMPUTING[mixes.dtype]
     mixes, scale, base = mixes.to(dtype), scale.to(dtype), base.to(dtype)
     sizes = torch.tensor((n, n, n * n), device=scale.device)
     s = scale.repeat_interleave(sizes, output_size=n * n + 2 * n)

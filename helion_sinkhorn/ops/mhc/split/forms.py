@@ -6,7 +6,7 @@ import torch
 
 from helion_sinkhorn.ops.mhc.split.options import SplitOptions
 from helion_sinkhorn.ops.sinkhorn.api import sinkhorn
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 from helion_sinkhorn.runtime.torch_op import without_autocast
 
 
@@ -37,7 +37,7 @@ def gated(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(pre, post, logits) of mixes (..., 2n + K): the gates, and the K logits that comb is made of."""
     n, _, _, post_mult, pre_eps, post_eps, _ = options
-    dtype, sizes = computing(mixes.dtype), (n, n, mixes.size(-1) - 2 * n)
+    dtype, sizes = COMPUTING[mixes.dtype], (n, n, mixes.size(-1) - 2 * n)
     s = torch.cat([scale[k].expand(size) for k, size in enumerate(sizes)])
     pre, post, logits = (mixes.to(dtype) * s.to(dtype) + base.to(dtype)).split(sizes, -1)
     return gate(pre) + pre_eps, post_mult * gate(post) + post_eps, logits

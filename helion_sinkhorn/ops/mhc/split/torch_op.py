@@ -15,7 +15,7 @@ from __future__ import annotations
 from helion_sinkhorn.ops.mhc.split import eager
 from helion_sinkhorn.ops.mhc.split.options import CoefficientGradients, SplitOptions
 from helion_sinkhorn.ops.mhc.split.partials import Reduce
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, last
 from helion_sinkhorn.runtime.wanted import filled, only
@@ -70,7 +70,7 @@ def _empty_reduced(partials, squares, scale, base, size, norm_eps, eps_outside, 
 
 
 def _empty_gradients(dpre, dpost, dcomb, mixes, scale, base, *arguments):
-    made = mixes.new_empty(mixes.shape), mixes.new_empty(mixes.size(-1) + 3, dtype=computing(mixes.dtype))
+    made = mixes.new_empty(mixes.shape), mixes.new_empty(mixes.size(-1) + 3, dtype=COMPUTING[mixes.dtype])
     return filled(only(made, arguments[-1]), (mixes, base))
 
 

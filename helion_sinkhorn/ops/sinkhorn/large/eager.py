@@ -28,7 +28,7 @@ from helion_sinkhorn.ops.sinkhorn.line_sums import CACHE_BYTES_OF_LONG
 from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow
 from helion_sinkhorn.runtime.checks import implementation_for
 from helion_sinkhorn.runtime.float32_products import float32_products
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 
 SMALL = 128
 """The most rows or columns of a small matrix."""
@@ -85,7 +85,7 @@ def forward(given: Matrices, n_iters: int, keep: bool, out_dtype: torch.dtype) -
     These are vectors of rows (T, ..., n) and of columns (T, ..., m), and none without `keep`.  Only the log
     form has potentials.
     """
-    eps, ranks, dtype = given.eps, given.ranks, computing(given.logits.dtype)
+    eps, ranks, dtype = given.eps, given.ranks, COMPUTING[given.logits.dtype]
     results = empty_results(given.logits, n_iters, eps, keep, "pytorch", out_dtype)
     if not given.logits.numel():
         return results
@@ -122,7 +122,7 @@ def backward(
     x, dy, dx, upstream, marginals, (us, vs), of_marginals = sides.backward(
         dp, df, dg, given, gradients, of_rows, of_columns
     )
-    eps, ranks, dtype = given.eps, given.ranks, computing(x.dtype)
+    eps, ranks, dtype = given.eps, given.ranks, COMPUTING[x.dtype]
     temperature = given.temperature
     with float32_products():
         for part in parts(x, ranks):

@@ -10,7 +10,7 @@ import torch
 from helion_sinkhorn.ops.sinkhorn.large import torch_op
 from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks
 from helion_sinkhorn.runtime.checks import DTYPES, check_finite, check_same_device, type_of
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 from helion_sinkhorn.runtime.tokens import has_dtensor
 
 INTEGERS = torch.int64, torch.int32
@@ -125,7 +125,7 @@ def prepared(
     """
     if not of.has_marginals:
         return logits, None, None
-    lead, (n, m), dtype = logits.shape[:-2], logits.shape[-2:], computing(logits.dtype)
+    lead, (n, m), dtype = logits.shape[:-2], logits.shape[-2:], COMPUTING[logits.dtype]
     inside = [_inside(lengths, k, lead) for lengths, k in ((of.row_lengths, n), (of.column_lengths, m))]
     logs: list[torch.Tensor | None] = []
     shared_mass = _log_mass(of.log_columns.detach().to(dtype)) if rows else None
@@ -202,7 +202,7 @@ def _check_sums(log_rows: torch.Tensor, log_columns: torch.Tensor) -> None:
     """Raise ValueError where the two sides of a matrix have different masses; on a GPU it would wait."""
     if log_rows.device.type != "cpu" or not log_rows.numel():
         return
-    a, b = (t.detach().to(computing(t.dtype)).logsumexp(-1) for t in (log_rows, log_columns))
+    a, b = (t.detach().to(COMPUTING[t.dtype]).logsumexp(-1) for t in (log_rows, log_columns))
     narrow = min(t.dtype.itemsize for t in (log_rows, log_columns)) < 4
     # without mass on both sides the difference is NaN
     wrong = (a - b).abs() > (2**-4 if narrow else SUMS_AGREE)

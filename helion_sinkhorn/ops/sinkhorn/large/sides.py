@@ -9,7 +9,7 @@ import torch
 
 from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks
 from helion_sinkhorn.runtime.binade import binade
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 
 VECTOR = 4
 """Entries of a float32 vector load."""
@@ -38,7 +38,7 @@ def empty_results(
 ) -> tuple[torch.Tensor, ...]:
     """Memory for P, f, g, and the vectors of rows and of columns that a gradient needs."""
     *lead, n, m = logits.shape
-    new = functools.partial(logits.new_empty, dtype=computing(logits.dtype))
+    new = functools.partial(logits.new_empty, dtype=COMPUTING[logits.dtype])
     kept = kept_vectors(n_iters, eps, implementation) if keep else 0
     return (
         torch.empty(logits.shape, dtype=out_dtype, device=logits.device),
@@ -53,7 +53,7 @@ def empty_gradients(logits: torch.Tensor, log_rows: torch.Tensor | None) -> tupl
     sizes = (0, 0) if log_rows is None else (n, m)
     return (
         torch.empty(logits.shape, dtype=logits.dtype, device=logits.device),
-        *[logits.new_empty(*lead, k, dtype=computing(logits.dtype)) for k in sizes],
+        *[logits.new_empty(*lead, k, dtype=COMPUTING[logits.dtype]) for k in sizes],
     )
 
 

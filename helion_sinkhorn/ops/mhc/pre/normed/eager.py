@@ -11,7 +11,7 @@ import torch
 
 from helion_sinkhorn.ops.mhc.pre import eager as of_pre
 from helion_sinkhorn.runtime.batched_products import fewest
-from helion_sinkhorn.runtime.pieces import computing, pieces, sum_last
+from helion_sinkhorn.runtime.pieces import COMPUTING, pieces, sum_last
 from helion_sinkhorn.runtime.wanted import Some, room_for
 
 
@@ -23,7 +23,7 @@ def factors(y: torch.Tensor, eps: float) -> torch.Tensor:
 def forward(x: torch.Tensor, pre: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """u; see api.hc_pre."""
     y = of_pre.forward(x, pre)
-    wide, w = y.view(-1, y.size(-1)), weight.to(computing(x.dtype))
+    wide, w = y.view(-1, y.size(-1)), weight.to(COMPUTING[x.dtype])
     # in place, since what is read of a piece is a copy
     for at in pieces(len(wide), x.size(-2) * x.size(-1)):
         rows = wide[at].to(w.dtype, copy=True)
@@ -42,7 +42,7 @@ def backward(
 ) -> tuple[Some, Some, Some]:
     """(dx in `of_streams`, dpre, dweight in the computing dtype), None for each that is not wanted."""
     n, c = x.shape[-2:]
-    dtype = computing(x.dtype)
+    dtype = COMPUTING[x.dtype]
     dx = torch.empty(x.shape, dtype=of_streams, device=x.device) if wanted[0] else None
     (dpre,) = room_for((pre,), wanted[1:2])
     dweight = torch.zeros(c, dtype=dtype, device=x.device) if wanted[2] else None

@@ -8,7 +8,7 @@ leading shape; `implementation` is "helion" or "pytorch".
 from __future__ import annotations
 
 from helion_sinkhorn.ops.mhc.pre.normed import eager
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import Implementations, define, differentiable, last
 from helion_sinkhorn.runtime.wanted import cast, filled, only
@@ -35,7 +35,7 @@ def _empty_result(x, pre, *arguments):
 
 
 def _empty_gradients(du, x, pre, weight, eps, implementation, dtype, wanted):
-    of_weight = weight.new_empty(weight.shape, dtype=computing(x.dtype))
+    of_weight = weight.new_empty(weight.shape, dtype=COMPUTING[x.dtype])
     made = x.new_empty(x.shape, dtype=dtype), pre.new_empty(pre.shape), of_weight
     return filled(only(made, wanted), (x, pre, weight))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 
 LARGEST = 448.0
 """The largest float8_e4m3fn."""
@@ -16,7 +16,7 @@ def forward(
     u: torch.Tensor, group: int, scales: str, layout: str, floor: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(values, scales); see mhc.quantized.quantize."""
-    parts = u.to(computing(u.dtype)).unflatten(-1, (u.size(-1) // group, group))
+    parts = u.to(COMPUTING[u.dtype]).unflatten(-1, (u.size(-1) // group, group))
     largest = parts.abs().amax(-1).clamp(min=floor)
     exponents = None
     if scales == "e8m0":

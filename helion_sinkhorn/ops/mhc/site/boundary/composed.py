@@ -18,7 +18,7 @@ from helion_sinkhorn.ops.mhc.pre.normed import torch_op as of_normed
 from helion_sinkhorn.ops.mhc.split import torch_op as of_split
 from helion_sinkhorn.ops.mhc.streams import for_projection
 from helion_sinkhorn.runtime.gradients import with_signature
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import COMPUTING
 from helion_sinkhorn.runtime.wanted import cast, only
 
 
@@ -30,7 +30,7 @@ def loses_digits(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """
     return (
         bias is not None
-        and x.dtype != computing(x.dtype)
+        and x.dtype != COMPUTING[x.dtype]
         and torch.is_grad_enabled()
         and bias.requires_grad
         and forward_ad._current_level < 0
@@ -79,7 +79,7 @@ class Composed(torch.autograd.Function):
             return none
         f, x, post, comb, bias, weights, fn, scale, base, norm, streams, pre, mixes, norms = ctx.saved_tensors
         site, serves = SiteOptions(*ctx.options[:-1]), ctx.options[-1]
-        wide = streams.to(computing(x.dtype))
+        wide = streams.to(COMPUTING[x.dtype])
         needed = ctx.needs_input_grad
         of_y = of_stream = dweights = dfn = dscale = dbase = dnorm = None
         if dy is not None:
