@@ -131,7 +131,10 @@ equal: $(VENV)/.ready ## every bit, config with config and vendor with vendor, i
 # cache: 100,000 tuning files changed at random, and eight tuners of which one after another is killed
 attack.kernels := -m ci.attack
 attack.tables := -m ci.fault_tables --write docs/dev/results.md
-attack.cache := tests/configs/cache_attack.py files && $(RUN) tests/configs/cache_attack.py tuners
+attack.cache := -m pytest tests/configs/test_cache_attack.py
+ifeq ($(WHAT),cache)
+attack: export HYPOTHESIS_PROFILE = nightly
+endif
 attack: $(VENV)/.ready ## bugs of every operator, run as kernels are: 5 minutes on one core. WHAT=tables: accuracy/faults.md, every fault; WHAT=cache: damaged tuning files, 7 minutes
 	$(RUN) $(call one_of,kernels) $(ARGS)
 

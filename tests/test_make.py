@@ -49,7 +49,7 @@ def test_make_alone_lists_every_target_with_a_line():
         ("study WHAT=backward", "-m benchmarks.study backward --quick"),
         ("accuracy", "-m ci.accuracy"), ("accuracy WHAT=parity", "-m ci.parity_grid"),
         ("attack", "-m ci.attack"), ("attack WHAT=tables", "-m ci.fault_tables --write docs/dev/results.md"),
-        ("attack WHAT=cache", "cache_attack.py files && .venv/bin/python tests/configs/cache_attack.py t"),
+        ("attack WHAT=cache", "-m pytest tests/configs/test_cache_attack.py"),
         ("equal", "-m ci.equal --quick"), ("equal WHAT=faults", "-m ci.equal.faults --quick"),
         ("machine", "-m ci.machine_terms"), ("machine WHAT=versions", "-m ci.machine_versions"),
         ("machine WHAT=programs", "-m ci.same_programs"), ("programs", "-m ci.programs"),

@@ -113,42 +113,43 @@ def test_devices_table():
     assert all(d.warp_size == (32 if d.vendor == "nvidia" else 64) for d in DEVICES.values())
 
 
-def reports(monkeypatch, hip=None, **properties):
-    """The driver's answer."""
+@pytest.mark.parametrize(
+    ("hip", "driver", "key"),
+    [
+        (None, {"major": 9, "minor": 0, "multi_processor_count": 132, "name": "NVIDIA H200"}, "h200"),
+        (
+            "7.2",
+            {"gcnArchName": "gfx950:sramecc+", "multi_processor_count": 256, "name": "AMD Instinct MI355X"},
+            "mi355x",
+        ),
+        (
+            None,
+            {
+                "major": 8, "minor": 9, "multi_processor_count": 128, "name": "NVIDIA GeForce RTX 4090",
+                "total_memory": 24 << 30, "shared_memory_per_block_optin": 101376, "warp_size": 32,
+            },
+            device.Device("sm89_128", "nvidia", "sm89", 128, 24, 32, 101376, "sm89"),
+        ),
+        (
+            "7.2",
+            {
+                "gcnArchName": "gfx1201", "multi_processor_count": 64, "name": "AMD Radeon",
+                "total_memory": 16 << 30, "warp_size": 32,
+            },
+            device.Device("gfx1201_64", "amd", "gfx1201", 64, 16, 32, 65536, "gfx1201"),
+        ),
+    ],
+    ids=["H200", "MI355X", "unknown NVIDIA", "unknown AMD"],
+)  # fmt: skip
+def test_current_is_what_the_driver_reports(hip, driver, key, monkeypatch):
+    """Unknown hardware gets a row of its own."""
     monkeypatch.setattr(torch.version, "hip", hip)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(**properties))
-
-
-def test_current_is_what_the_driver_reports(monkeypatch):
-    reports(monkeypatch, major=9, minor=0, multi_processor_count=132, name="NVIDIA H200")
-    assert device.current(0) is DEVICES["h200"]
-    device.current.cache_clear()
-    name = "AMD Instinct MI355X"
-    reports(monkeypatch, "7.2", gcnArchName="gfx950:sramecc+:xnack-", multi_processor_count=256, name=name)
-    assert device.current(0) is DEVICES["mi355x"]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(**driver))
+    assert device.current(0) == DEVICES.get(key, key)
     # the environment names another whatever the driver reports
     device.current.cache_clear()
     monkeypatch.setattr(settings, "DEVICE", "h100")
     assert device.current(0) is DEVICES["h100"]
-
-
-def test_unknown_hardware_gets_a_row_of_its_own(monkeypatch):
-    reports(
-        monkeypatch, major=8, minor=9, multi_processor_count=128, name="NVIDIA GeForce RTX 4090",
-        total_memory=24 << 30, shared_memory_per_block_optin=101376, warp_size=32,
-    )  # fmt: skip
-    found = device.current(0)
-    assert (found.key, found.vendor, found.arch, found.family) == ("sm89_128", "nvidia", "sm89", "sm89")
-    assert (found.memory_gb, found.warp_size, found.shared_limit, found.asm) == (24, 32, 101376, "ptx")
-    device.current.cache_clear()
-    reports(
-        monkeypatch, "7.2", gcnArchName="gfx1201", multi_processor_count=64, name="AMD Radeon",
-        total_memory=16 << 30, warp_size=32,
-    )  # fmt: skip
-    found = device.current(1)
-    assert (found.key, found.vendor, found.family, found.warp_size, found.asm) == (
-        "gfx1201_64", "amd", "gfx1201", 32, "gcn",
-    )  # fmt: skip
 
 
 def test_unknown_device_in_the_environment_says_which_are_known(monkeypatch):
@@ -191,8 +192,7 @@ def test_read_returns_what_was_written(tmp_path, caplog):
 
 
 def test_a_file_that_is_not_there_is_no_news(tmp_path, caplog):
-    assert store.read(tmp_path, "h200", KERNEL) == ()
-    assert store.read(tmp_path / "nowhere", "h200", KERNEL) == ()
+    assert store.read(tmp_path, "h200", KERNEL) == store.read(tmp_path / "nowhere", "h200", KERNEL) == ()
     assert caplog.records == []
 
 
@@ -202,39 +202,29 @@ def without(name, fields):
 
 GOOD = file_of([entry()])
 BROKEN = {
-    "empty": b"",
     "truncated": json.dumps(GOOD).encode()[:-20],
     "not text": b"\xff\xfe\x00\x80",
-    "not json": b"schema: 1",
     "nested": b"[" * 99999,
     "a list": [],
-    "a number": 1,
-    "null": None,
     "no schema": without("schema", GOOD),
     "foreign schema": {**GOOD, "schema": 999},
-    "schema is text": {**GOOD, "schema": "1"},
     "schema is a float": {**GOOD, "schema": 1.0},
     "schema is true": {**GOOD, "schema": True},
     "of another kernel": {**GOOD, "kernel": "sinkhorn_backward"},
     "of another device": {**GOOD, "device": {"key": "b200"}},
     "of no device": without("device", GOOD),
-    "no entries": without("entries", GOOD),
-    "entries are a number": file_of(3),
     "entries are null": file_of(None),
     "an entry is text": file_of([entry(), "text"]),
     "two entries for one key": file_of([entry(8), entry(8)]),
-    "a field is missing": file_of([entry(), {"key": {"n": 4}}]),
     "no config": file_of([without("config", entry())]),
     "batch is text": file_of([entry("many")]),
     "batch is zero": file_of([entry(0)]),
     "batch is true": file_of([entry(True)]),
-    "batch is null": file_of([entry(None)]),
     "batch has more than 64 bits": file_of([entry(1 << 63)]),
     "version is a number": file_of([entry(triton=3.6)]),
     "a value within a value": file_of([entry(config={"block_sizes": [[[64]]]})]),
     "names within a value": file_of([entry(config={"block_sizes": {"m": 64}})]),
     "config is a list": file_of([entry(config=[1, 2])]),
-    "config is null": file_of([entry(config=None)]),
     "variant is text": file_of([entry(variant="packed")]),
     "evidence is a number": file_of([entry(evidence=1)]),
 }
@@ -283,14 +273,6 @@ def test_a_user_s_folder_that_is_not_there_is_one_warning(monkeypatch, tmp_path,
     assert f"HELION_SINKHORN_TUNING_DIR={tmp_path / 'nowhere'} is not a folder" in said("WARNING")
 
 
-def test_reading_writes_nothing(shipped):
-    write(shipped, [entry()])
-    before = {p: p.stat().st_mtime_ns for p in shipped.rglob("*")}
-    served()
-    served(1)
-    assert {p: p.stat().st_mtime_ns for p in shipped.rglob("*")} == before
-
-
 # Which entry
 
 
@@ -304,29 +286,70 @@ def test_exact_key(shipped):
     assert served(key=store.key_of({**FIELDS, "m": 8})) is None
 
 
-@pytest.mark.parametrize(
-    ("batch", "nearest"),
-    [
-        (64, 64), (4096, 4096), (32, 64), (100, 64), (4000, 4096), (16384, 4096), (1024, 512), (2048, 4096),
-        # the mean in log2 of 64 and 512 is 181
-        (180, 64), (182, 512),
-        # the smallest, of few matrices, is for fewer too
-        (16, 64), (15, 64), (1, 64), (0, 64),
-        # the largest serves every larger one
-        (16385, 4096), (1 << 30, 4096),
-    ],
-)  # fmt: skip
-def test_nearest_batch_in_log2_within_four_times(shipped, batch, nearest):
-    write(shipped, [entry(4096), entry(64), entry(512)])
-    found = served(batch)
-    assert (found and found.batch) == nearest
+LOOKUPS = {
+    "the nearest in log2, where the mean of 64 and 512 is 181": (
+        "", {"h200": {4096: "", 64: "", 512: ""}},
+        {"h200": {32: 64, 64: 64, 100: 64, 180: 64, 182: 512, 1024: 512, 2048: 4096, 4000: 4096, 4096: 4096}},
+    ),
+    "the smallest, of few matrices, for fewer and the largest for more": (
+        "", {"h200": {4096: "", 64: "", 512: ""}},
+        {"h200": {16: 64, 15: 64, 1: 64, 0: 64, 16384: 4096, 16385: 4096, 1 << 30: 4096}},
+    ),
+    "none of many matrices for few, more than four times away": (
+        "", {"h200": {512: ""}}, {"h200": {128: 512}, None: {127: None, 1: None, 0: None}},
+    ),
+    "a relative's where tuning did not reach": (
+        "", {"h200": {128: "", 1024: ""}, "h100": {128: "", 1024: "", 1 << 20: ""}},
+        {"h200": {64: 128, 2048: 1024}, "h100": {1 << 20: 1 << 20, 1 << 24: 1 << 20}},
+    ),
+    **{
+        f"of own 3.6 and a relative's 3.9 under {running}": (
+            running, {"h200": {4096: "3.6"}, "h100": {4096: "3.9"}}, {first: {4096: 4096}},
+        )
+        for first, versions in (("h100", ("3.7", "3.8", "3.9", "3.10")), ("h200", ("3.5", "3.6")))
+        for running in versions
+    },
+    "own before a relative's of the same Triton": (
+        "3.9", {"h200": {4096: "3.9"}, "h100": {4096: "3.9"}}, {"h200": {4096: 4096}},
+    ),
+    # the running Triton's before nearer batches, then later ones, then earlier ones; without a Triton, and
+    # only then, that which does not say either
+    **{
+        f"of the running Triton {running} or the next": (
+            running, {"h200": {128: "", 64: "3.6", 512: "3.8", 400: "3.9"}}, {"h200": {200: batch}},
+        )
+        for batch, versions in (
+            (64, ("3.6", "3.5", "3.1")), (512, ("3.8", "3.7")), (400, ("3.9", "3.10", "4.0")), (128, ("",)),
+        )
+        for running in versions
+    },
+    **{
+        f"of the newest beside {running or 'none'}": (
+            running, {"h200": {128: "3.6", 64: "3.10", 256: "3.9"}}, {"h200": {128: 64}},
+        )
+        for running in ("", "main")
+    },
+    "of another Triton where the running one's is for many matrices": (
+        "3.9", {"h200": {4096: "3.9", 2: "3.1"}}, {"h200": {1: 2}},
+    ),
+    "no small one of the running Triton for a full device": (
+        "3.9", {"h200": {4096: "3.6", 64: "3.9"}},
+        {"h200": {64: 64, 256: 64, 1024: 4096, 4096: 4096, 1 << 20: 4096}},
+    ),
+}  # fmt: skip
+"""What is looked up: the running Triton, versions by batch of the entries of devices, and what is found."""
 
 
-def test_no_small_batch_takes_an_entry_for_many_matrices(shipped):
-    """Four times away and no more."""
-    write(shipped, [entry(512)])
-    assert served(128).batch == 512
-    assert [served(batch) for batch in (127, 1, 0)] == [None] * 3
+@pytest.mark.parametrize("case", LOOKUPS)
+def test_which_entry_is_found(case, shipped, monkeypatch):
+    running, stored, expected = LOOKUPS[case]
+    monkeypatch.setattr(store, "triton_minor", lambda: running)
+    for name, versions in stored.items():
+        write(shipped, [entry(b, **({"triton": v} if v else {})) for b, v in versions.items()], name)
+    for name, batches in expected.items():
+        found = {batch: served(batch) for batch in batches}
+        assert {batch: e and e.batch for batch, e in found.items()} == batches
+        assert {e and Path(e.path).parent.name for e in found.values()} == {name}
 
 
 def test_user_s_folder_comes_first(user, shipped):
@@ -354,30 +377,6 @@ def test_family_stands_in_says_so_once_and_goes_behind_an_own_entry(shipped, sai
     assert caplog.records == []
 
 
-@pytest.mark.parametrize(
-    ("running", "own", "name"),
-    [
-        ("3.9", "3.9", "h200"), ("3.9", "3.6", "h100"), ("3.8", "3.6", "h100"), ("3.7", "3.6", "h100"),
-        ("3.10", "3.6", "h100"), ("3.5", "3.6", "h200"),
-    ],
-)  # fmt: skip
-def test_of_own_and_a_relative_s_entry_the_one_of_the_first_triton_is_used(
-    running, own, name, shipped, monkeypatch
-):
-    monkeypatch.setattr(store, "triton_minor", lambda: running)
-    write(shipped, [entry(triton=own)])
-    write(shipped, [entry(triton="3.9")], "h100")
-    assert Path(served().path).parent.name == name
-
-
-@pytest.mark.parametrize("running", ["", "main"])
-def test_beside_no_known_triton_the_newest_one_s_entries_come_first(running):
-    versions = ["3.6", "3.10", "", "3.9", "3.8"]
-    ordered = sorted(versions, key=lambda version: lookup.distance(version, running))
-    # an entry that names none fits a process without one
-    assert [v for v in ordered if v] == ["3.10", "3.9", "3.8", "3.6"]
-
-
 @pytest.mark.parametrize("name", ["hc_mixes_split", "hc_boundary_split"])
 def test_what_takes_no_tokens_is_tuned_and_looked_up_by_its_own_size(name, shipped):
     """A launch splits 24 rows of fn; workloads, by which `show`, `warm` and the tuner go, count tokens."""
@@ -392,15 +391,6 @@ def test_what_takes_no_tokens_is_tuned_and_looked_up_by_its_own_size(name, shipp
         choice = door.choose(row, call, tokens, DEVICES["h200"])
         assert choice.stored
         assert dict(choice.config) == of_size
-
-
-def test_a_relative_has_the_batches_that_tuning_did_not_reach(shipped):
-    write(shipped, [entry(batch) for batch in (128, 1024)])
-    write(shipped, [entry(batch) for batch in (128, 1024, 1 << 20)], "h100")
-    found = [served(batch) for batch in (64, 2048, 1 << 20, 1 << 24)]
-    assert [(Path(e.path).parent.name, e.batch) for e in found] == [
-        ("h200", 128), ("h200", 1024), ("h100", 1 << 20), ("h100", 1 << 20),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("asked", DEVICES)
@@ -453,34 +443,6 @@ def test_other_iterations_take_the_tuned_config_where_their_space_holds_it(shipp
     write(shipped, [entry(), entry(fields=own, config={"block_sizes": [32], "num_warps": 1})])
     door.forget()
     assert dict(chosen(n_iters=5).config)["num_warps"] == 1
-
-
-@pytest.mark.parametrize(
-    ("running", "batch"),
-    [
-        ("3.6", 64), ("3.8", 512), ("3.9", 400), ("3.5", 64), ("3.10", 400), ("4.0", 400),
-        # later versions before earlier ones
-        ("3.7", 512), ("3.1", 64),
-        # no Triton: that which does not say either
-        ("", 128),
-    ],
-)  # fmt: skip
-def test_entries_of_the_running_triton_and_of_later_ones_come_first(shipped, monkeypatch, running, batch):
-    """An entry of this version comes before a nearer batch of a different version."""
-    made = {"": 128, "3.6": 64, "3.8": 512, "3.9": 400}
-    write(shipped, [entry(b, **({"triton": v} if v else {})) for v, b in made.items()])
-    monkeypatch.setattr(store, "triton_minor", lambda: running)
-    assert served(200).batch == batch
-    # the first version has nothing near 1: of the others the one that has
-    write(shipped, [entry(4096, triton=running or "3.6"), entry(2, triton="3.1")])
-    door.forget()
-    assert served(1).batch == 2
-
-
-def test_a_small_batch_of_the_running_triton_does_not_stand_for_a_full_device(shipped, monkeypatch):
-    write(shipped, [entry(4096, triton="3.6"), entry(64, triton="3.9")])
-    monkeypatch.setattr(store, "triton_minor", lambda: "3.9")
-    assert [served(batch).batch for batch in (64, 256, 1024, 4096, 1 << 20)] == [64, 64, 4096, 4096, 4096]
 
 
 def test_another_triton_s_entry_is_said_once_and_named(shipped, monkeypatch, caplog, said):
