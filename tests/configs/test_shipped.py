@@ -13,7 +13,7 @@ from helion_sinkhorn.__main__ import main
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, current
 from helion_sinkhorn.lab.tuning import check as cache
-from helion_sinkhorn.lab.tuning import finals, readme
+from helion_sinkhorn.lab.tuning import finals, markdown, readme
 
 SHIPPED = store.folders()[-1]
 PROGRAMS = 4
@@ -40,6 +40,10 @@ def test_an_entry_is_of_the_triton_of_its_run(tmp_path):
 
 def test_the_readme_says_what_the_data_say():
     assert (SHIPPED / "README.md").read_text() == readme.readme(SHIPPED)
+
+
+def test_a_bar_does_not_end_a_cell_of_a_table():
+    assert markdown.line(["|x|", "y"]) == r"| \|x\| | y |"
 
 
 @pytest.mark.nightly("half a minute of compilers for each device; measured entries were launched there")
