@@ -7,15 +7,12 @@ import logging
 import re
 
 import pytest
-import torch
-from stored import entry, write
+from stored import write
 
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.lab.tuning import check as cache
-from helion_sinkhorn.ops.dot_compress import launch as dot_compress_launch
-from helion_sinkhorn.ops.dot_compress.space import DotCall
 from helion_sinkhorn.runtime import launch as door
 
 pytestmark = pytest.mark.usefixtures("fresh_caches")
@@ -68,18 +65,6 @@ def test_a_value_outside_of_the_kernel_s_space_is_one_warning_and_the_default(
         assert record.levelno == logging.WARNING
         assert str(path) in record.getMessage()
         assert "`make tune` tries no such config" in record.getMessage()
-
-
-@pytest.mark.parametrize("name", ["block_d", "rows"])
-def test_a_call_with_a_negative_stored_value_is_right(name, tmp_path, monkeypatch):
-    call = DotCall("float32", 64, 16, 16, 1)
-    config, variant = KERNELS["dot_compress_apply"].default(call, DEVICE)
-    wrong = entry(2, dict(call.key), dict(config), {**dict(variant), name: -4})
-    write(tmp_path, [wrong], kernel="dot_compress_apply")
-    monkeypatch.setattr(store, "folders", lambda: [tmp_path])
-    x, y = torch.randn(2, 64, 16), torch.randn(2, 64, 16)
-    out, _ = dot_compress_launch.forward(x, y, None, 1)
-    torch.testing.assert_close(out, x @ (x.mT @ y), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(
