@@ -18,7 +18,6 @@ SITE = randn(24, N * C), torch.ones(3), torch.zeros(24)
 X, F, POST, COMB = randn(3, N, C), randn(3, C, seed=1), randn(3, N, seed=2), randn(3, N, N, seed=3)
 PARTS, SQUARES = randn(2, 3, 24), randn(2, 3) ** 2
 FIRST = {
-    "sinkhorn": ("logits", COMB, hs.sinkhorn),
     "plan": ("logits", COMB, hs.plan),
     "Sinkhorn": ("logits", COMB, hs.nn.Sinkhorn()),
     "FusedMHC": ("logits", COMB, hs.nn.FusedMHC()),

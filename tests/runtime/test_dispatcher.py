@@ -1,4 +1,4 @@
-"""When an operator's function and torch.ops may run a kernel without asking the dispatcher again."""
+"""What computes a call of an operator, and when it runs without asking the dispatcher again."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from contract import Recorder
 from helion_sinkhorn import sinkhorn
 from helion_sinkhorn.ops.sinkhorn import torch_op
 from helion_sinkhorn.runtime.dispatch import listens
+from helion_sinkhorn.runtime.torch_op import Implementations
 
 OPTIONS = (20, 1e-6, "deepseek", "rows", "pytorch")
 X = randn(3, 4, 4)
@@ -69,3 +70,17 @@ def test_a_launch_is_described_to_hooks_that_are_there():
         assert not listens(none)
     for hook in (print, SimpleNamespace(calls=[print])):
         assert listens(hook)
+
+
+def test_a_launcher_that_cannot_be_imported_says_why(tmp_path, monkeypatch):
+    (tmp_path / "a_launcher.py").write_text("import a_module_that_is_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
+        _ = Implementations("a_launcher").launcher
+
+
+def test_an_unknown_implementation_is_not_pytorch():
+    q = torch.zeros(1, 2, 1, 4)
+    call = torch.ops.helion_sinkhorn.recurrent_linear_attention
+    with pytest.raises(KeyError, match="chunkd"):
+        call(q, q, q, None, None, None, None, 1.0, None, False, None, "chunkd")

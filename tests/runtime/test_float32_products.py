@@ -62,28 +62,19 @@ def test_no_product_takes_less_than_float32(call, allowed):
     assert torch.get_float32_matmul_precision() == "medium"
 
 
-@pytest.fixture
-def generic():
-    """The setting of all backends, which the settings of single backends follow."""
-    before = torch.backends.fp32_precision
-    yield torch.backends
-    torch.backends.fp32_precision = before
-
-
 @pytest.mark.parametrize("narrow", ["tf32", "bf16"])
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_backends_go_on_to_follow_the_setting_of_all(call, narrow, generic):
-    own = settings()
-    generic.fp32_precision = narrow
+def test_backends_go_on_to_follow_the_setting_of_all(narrow):
+    before, own = torch.backends.fp32_precision, settings()
+    torch.backends.fp32_precision = narrow
     following = settings()
-    with Products() as products:
-        call()
-    exact = [{"ieee"} if now == narrow else {now} for now in following]
-    assert products.under
-    assert all(now in e for under in products.under for now, e in zip(under, exact, strict=True))
-    assert settings() == following
-    generic.fp32_precision = "none"
-    assert settings() == own
+    with float32_products():
+        within = settings()
+    after = settings()
+    torch.backends.fp32_precision = "none"
+    at_last = settings()
+    torch.backends.fp32_precision = before
+    assert within == ["ieee" if now == narrow else now for now in following]
+    assert (after, at_last) == (following, own)
 
 
 def test_the_last_to_leave_restores_what_the_process_allows(allowed):

@@ -40,13 +40,6 @@ def body(x, y, *, _launcher):
 """
 
 
-def test_a_program_waits_before_it_reads(monkeypatch):
-    monkeypatch.setattr(overlap, "has_overlap", lambda device: True)
-    found = adapted(CODE, KERNELS["hc_boundary_split"], torch.device("cuda"))
-    assert found.count("gdc_wait()") == found.count("launch_pdl=True") == 1
-    assert "def _helion_body(x, y):\n    gdc_wait()\n" in found
-
-
 @pytest.mark.parametrize(
     ("capability", "driver", "hip", "expected"),
     [
@@ -100,6 +93,7 @@ def test_no_access_to_memory_is_compiled_before_the_wait(arch, monkeypatch):
     triton = pytest.importorskip("triton")
     monkeypatch.setattr(overlap, "has_overlap", lambda device: True)
     code = adapted(CODE, KERNELS["hc_boundary_split"], torch.device("cuda"))
+    assert code.count("launch_pdl=True") == 1
     body = load(code, "body").__globals__["_helion_body"]
     source = triton.compiler.ASTSource(body, {"x": "*fp32", "y": "*fp32"})
     target = triton.backends.compiler.GPUTarget("cuda", arch, 32)

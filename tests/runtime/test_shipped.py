@@ -45,17 +45,14 @@ def test_a_program_is_found_by_what_decides_its_code(file, monkeypatch):
         (program_cache, "target", lambda device: ("another device",)),
         (shipped, "source", lambda kernel: "another digest"),
         (settings, "CACHE_DIR", "off"),
+        # a package without the file generates
+        (shipped, "FOLDER", file.parent / "elsewhere"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, other)
             shipped.programs.cache_clear()
             assert found() is None, name
     monkeypatch.setenv("HELION_STATIC_SHAPES", "1")
-    assert found() is None
-    monkeypatch.delenv("HELION_STATIC_SHAPES")
-    # a package without the file generates
-    file.unlink()
-    shipped.programs.cache_clear()
     assert found() is None
 
 
@@ -87,23 +84,18 @@ def test_the_source_is_that_of_the_kernel_and_of_what_makes_its_code(changed, mo
     assert shipped.source(KERNEL) != before
 
 
-def damages(good: bytes):
-    yield good[:-30]
-    yield b""
-    yield good[:200] + bytes([good[200] ^ 1]) + good[201:]
-    held = json.loads(lzma.decompress(good))
-    for name in held:
-        yield lzma.compress(json.dumps({k: v for k, v in held.items() if k != name}).encode())
-    yield lzma.compress(json.dumps({**held, "texts": []}).encode())
-
-
 def test_of_a_damaged_file_nothing_is_used_and_one_warning_says_so(file, caplog):
-    for damaged in damages(file.read_bytes()):
+    good = file.read_bytes()
+    held = json.loads(lzma.decompress(good))
+    contents = [{k: v for k, v in held.items() if k != name} for name in held] + [{**held, "texts": []}]
+    for damaged in (
+        good[:-30], b"", good[:200] + bytes([good[200] ^ 1]) + good[201:],
+        *(lzma.compress(json.dumps(content).encode()) for content in contents),
+    ):  # fmt: skip
         file.write_bytes(damaged)
         shipped.programs.cache_clear()
         caplog.clear()
-        for _ in range(2):
-            assert found() is None
+        assert found() is found() is None
         assert [r.levelname for r in caplog.records] == ["WARNING"]
         assert "Install the package anew" in caplog.text
 
@@ -118,16 +110,15 @@ def test_texts_are_held_once_and_the_same_programs_make_the_same_bytes(file):
     assert file.read_bytes() == before
 
 
-def measured() -> list[str]:
-    """Kernels with measured entries for a device of Hopper's."""
-    return [
-        name for name in KERNELS
-        if any(e.evidence == "measured" for device in ("h100", "h200")
-               for e in store.read(store.folders()[-1], device, name))
-    ]  # fmt: skip
+MEASURED = [
+    name for name in KERNELS
+    if any(e.evidence == "measured" for device in ("h100", "h200")
+           for e in store.read(store.folders()[-1], device, name))
+]  # fmt: skip
+"""Kernels with measured entries for a device of Hopper's."""
 
 
-@pytest.mark.parametrize("name", measured())
+@pytest.mark.parametrize("name", MEASURED)
 def test_what_comes_with_the_package_is_of_its_kernels(name):
     """`make programs` writes it anew: a process with an outdated file imports Helion for seconds."""
     held = json.loads(lzma.decompress(shipped.path_of(KERNELS[name]).read_bytes()))
