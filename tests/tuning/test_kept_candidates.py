@@ -114,16 +114,6 @@ def test_a_kernel_that_shares_its_body_is_tested_by_its_own_launch():
         assert built.kernel.name == name
 
 
-@pytest.mark.nightly("16 s for a compiling process of its own")
-def test_what_is_compiled_to_be_read_keeps_no_code(tmp_path, monkeypatch):
-    programs = tmp_path / "programs"
-    monkeypatch.setenv("HELION_SINKHORN_CACHE_DIR", str(programs))
-    job = Job(CALL, default_choice(KERNELS["sinkhorn_forward"], CALL, DEVICE), 1 << 20)
-    (binary,) = compile_for("h200", [job])
-    assert binary.compiled, binary.problems
-    assert not programs.exists()
-
-
 LAUNCHES = """
 def launch(name, call, batch):
     choice = kernels.default_choice(KERNELS[name], call, DEVICES["h200"])
@@ -215,28 +205,20 @@ def test_code_of_launches(programs, expected):
 UNDER_3_6 = """
 device, call = DEVICES["h200"], SinkhornCall(False, 1, "float32", 16, 16, 3)
 views.triton_version = lambda: (3, 6)
-for name in sys.argv[1:]:
-    choices = kernels.candidates(KERNELS[name], call, device)
+for name in ("forward", "backward", "backward_history", "implicit_cg"):
+    choices = kernels.candidates(KERNELS[f"sinkhorn_{name}"], call, device)
     shared = next(c for c in choices if dict(c.variant)["thread"] == (4, 4))
     kernel, arguments = child.first_launch(device, Job(call, shared, 64))
     (config,) = kernel.helion.configs
     with as_called(arguments) as given:
-        code = standalone(bound(kernel, given).to_triton_code(config), kernel.name)
-    print(name, code is not None and code.count(".movedim("))
+        print(standalone(bound(kernel, given).to_triton_code(config), kernel.name) is not None)
 """
 
 
 @pytest.mark.nightly("a minute of Helion for four kernels")
-@pytest.mark.parametrize(
-    "views",
-    [
-        ["sinkhorn_forward 1", "sinkhorn_implicit_cg 2"],
-        ["sinkhorn_backward 2", "sinkhorn_backward_history 2"],
-    ],
-)
-def test_kernels_of_triton_3_6_need_no_helion_either(views):
+def test_kernels_of_triton_3_6_need_no_helion_either():
     """A function of the package in their host code made every process generate them."""
-    assert lines_of("-c", ON_AN_H200 + UNDER_3_6, *(row.split()[0] for row in views))[-2:] == views
+    assert lines_of("-c", ON_AN_H200 + UNDER_3_6)[-4:] == ["True"] * 4
 
 
 SHARED = """

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from helion_sinkhorn.lab.tuning import progress
-from helion_sinkhorn.lab.tuning.progress import Progress, duration, seconds_left
+from helion_sinkhorn.lab.tuning.progress import Progress, seconds_left
 
 
 def test_what_is_left_is_the_rest_at_the_same_speed(monkeypatch):
@@ -62,10 +62,3 @@ def test_a_terminal_has_a_bar():
     with Progress("calls", 1, Console(file=out, force_terminal=True, width=80)) as counted:
         counted.step()
     assert "━" in out.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(45.4, "45 s"), (460, "7 min 40 s"), (7500, "2 h 5 min"), (59.9, "1 min 0 s")]
-)
-def test_durations(seconds, said):
-    assert duration(seconds) == said

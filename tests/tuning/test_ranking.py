@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from pathlib import Path
 
 import pytest
 import stored
@@ -39,12 +38,6 @@ def binary(block=32, warps=1, device="h200", call=CALL, kernel="sinkhorn_forward
     return Binary(
         device, Job(call, Choice(kernel, config, variant, "")), **{**row, "loops": (LOOP,), **fields}
     )
-
-
-def test_a_loop_counts_once_for_each_iteration():
-    run = executed(binary(), 16)
-    assert run["fma"] == 80 + 18 * 40
-    assert run["reciprocal"] == 20 + 18 * 8
 
 
 def test_unrolling_by_the_compiler_changes_nothing():
@@ -123,28 +116,6 @@ def test_a_default_that_does_not_compile_is_an_error():
         pick([Binary("h200", binary().job, ("why",))], 128)
 
 
-@pytest.mark.nightly("17 s of compilers; picks from given binaries run always")
-def test_ranking_for_an_mi350_that_is_not_here(tmp_path, monkeypatch):
-    """Real machine code from its enumeration to a stored entry, which is the one in the repository."""
-    (group,) = groups_of([WORKLOADS["deepseek_4x4_fp32_b128"]], "sinkhorn_forward")
-    shipped = store.folders()[-1]
-    entry = lookup.find(DEVICES["mi350"], group.kernel, group.call.key, 128, [shipped])
-    every = candidates(KERNELS[group.kernel], group.call, DEVICES["mi350"])
-    tried = [c for c in every if c is every[0] or same(c, choice_of(group, entry))]
-    assert len(tried) == 2
-    monkeypatch.setattr(compilation, "candidates", lambda *of: tried)
-    options = Options("mi350", tmp_path, workers=1, commit="0", command="test")
-    (found,) = offline.tune_offline([group], options, say=lambda line: None)
-    assert same(found.choice, tried[1])
-    (new,) = json.loads((tmp_path / "mi350" / "sinkhorn_forward.json").read_text())["entries"]
-    old = next(e for e in json.loads((shipped / "mi350" / "sinkhorn_forward.json").read_text())["entries"]
-               if store.key_of(e["key"]) == group.call.key and e["key"]["batch"] == 128)  # fmt: skip
-    assert (new["config"], new["variant"], new["evidence"]) == (old["config"], old["variant"], "compiled")
-    if store.triton_minor() == old["key"]["triton"]:
-        assert (new["score"], new["default_score"]) == (old["score"], old["default_score"])
-    assert list(offline.tune_offline([group], options, say=lambda line: None)) == []
-
-
 class Made:
     """Binaries by rule: the second candidate has a fifth of the instructions; those numbered spill."""
 
@@ -169,6 +140,33 @@ class Made:
         pass
 
 
+def ranked(out, device, *groups, compilation=None, say=lambda line: None, **options):
+    """What comes of ranking the candidates of these groups, with the binaries of `Made` by default."""
+    given = Options(device, out, workers=1, commit="0" * 40, command="test", **options)
+    return list(offline.tune_offline(groups, given, compilation=compilation or Made(), say=say))
+
+
+@pytest.mark.nightly("17 s of compilers; picks from given binaries run always")
+def test_ranking_for_an_mi350_that_is_not_here(tmp_path, monkeypatch):
+    """Real machine code from its enumeration to a stored entry, which is the one in the repository."""
+    (group,) = groups_of([WORKLOADS["deepseek_4x4_fp32_b128"]], "sinkhorn_forward")
+    shipped = store.folders()[-1]
+    entry = lookup.find(DEVICES["mi350"], group.kernel, group.call.key, 128, [shipped])
+    every = candidates(KERNELS[group.kernel], group.call, DEVICES["mi350"])
+    tried = [c for c in every if c is every[0] or same(c, choice_of(group, entry))]
+    assert len(tried) == 2
+    monkeypatch.setattr(compilation, "candidates", lambda *of: tried)
+    (found,) = ranked(tmp_path, "mi350", group, compilation=compilation.Compilation)
+    assert same(found.choice, tried[1])
+    (new,) = json.loads((tmp_path / "mi350" / "sinkhorn_forward.json").read_text())["entries"]
+    old = next(e for e in json.loads((shipped / "mi350" / "sinkhorn_forward.json").read_text())["entries"]
+               if store.key_of(e["key"]) == group.call.key and e["key"]["batch"] == 128)  # fmt: skip
+    assert (new["config"], new["variant"], new["evidence"]) == (old["config"], old["variant"], "compiled")
+    if store.triton_minor() == old["key"]["triton"]:
+        assert (new["score"], new["default_score"]) == (old["score"], old["default_score"])
+    assert ranked(tmp_path, "mi350", group) == []
+
+
 @pytest.mark.parametrize(
     ("evidence", "spilling", "kept"),
     [("measured", (), True), ("measured", (3,), False), ("compiled", (), False), ("compiled", (3,), False)],
@@ -177,14 +175,12 @@ class Made:
 def test_what_another_triton_measured_stays_unless_it_spills_here(tmp_path, evidence, spilling, kept):
     """A prediction does not take the place of a time, but of a time of other code."""
     (group,) = groups_of([WORKLOADS["deepseek_4x4_fp32_b131072"]], "sinkhorn_forward")
-    options = Options("h200", tmp_path, commit="0" * 40, command="test")
-    old = candidates(KERNELS["sinkhorn_forward"], group.call, DEVICES["h200"])[3]
-    of_old = dict(group.call.key), jsonable(old.config), jsonable(old.variant), evidence
+    tried = candidates(KERNELS["sinkhorn_forward"], group.call, DEVICES["h200"])
+    of_old = dict(group.call.key), jsonable(tried[3].config), jsonable(tried[3].variant), evidence
     entry = {**stored.entry(131072, *of_old, triton="2.1"), "default_us": 1.0, "err": 0.5}
-    run = {**provenance("sinkhorn_forward", evidence, options), "triton": "2.1.0"}
+    run = {**provenance("sinkhorn_forward", evidence, Options("h200", tmp_path)), "triton": "2.1.0"}
     writer.merge(tmp_path, "sinkhorn_forward", device_block(DEVICES["h200"], "test"), run, [entry])
-    (found,) = offline.tune_offline([group], options, compilation=Made(spilling), say=lambda line: None)
-    lookup.lookup.cache_clear()
+    (found,) = ranked(tmp_path, "h200", group, compilation=Made(spilling))
     store.read.cache_clear()
     served = lookup.find(DEVICES["h200"], "sinkhorn_forward", group.call.key, 131072, [tmp_path])
     (row,) = offline.report([found])
@@ -193,10 +189,9 @@ def test_what_another_triton_measured_stays_unless_it_spills_here(tmp_path, evid
         assert row[2] == row[3]
         assert row[-1].startswith("as measured: ")
     else:
-        best = candidates(KERNELS["sinkhorn_forward"], group.call, DEVICES["h200"])[1]
         assert (served.triton, served.evidence) == (store.triton_minor(), "compiled")
-        assert served.config == tuple(sorted(best.config))
-        assert same(found.choice, best)
+        assert served.config == tuple(sorted(tried[1].config))
+        assert same(found.choice, tried[1])
         assert row[-1] == "h200/sinkhorn_forward.json"
         # a config that spills predicts nothing
         assert (row[2] == "inf") == bool(spilling)
@@ -224,13 +219,12 @@ def test_a_default_is_stored_only_where_calls_would_get_something_else(
     picked, written, tmp_path, monkeypatch
 ):
     """The config of the largest tuned batch is for all larger ones: a pick ends where a default is stored."""
-    options = Options("mi350", tmp_path, commit="0" * 40, command="test", force=True)
     group = Group("sinkhorn_forward", CALL, BATCHES)
     default, other = candidates(KERNELS[group.kernel], CALL, DEVICES["mi350"])[:2]
 
     def rank(*batches):
         monkeypatch.setattr(offline, "pick", lambda made, batch: (made[batch in batches], 50.0, 100.0))
-        return list(offline.tune_offline([group], options, compilation=Made(), say=lambda line: None))
+        return ranked(tmp_path, "mi350", group, force=True)
 
     def given(batch):
         store.read.cache_clear()
@@ -270,61 +264,41 @@ def test_a_key_whose_default_does_not_compile_leaves_the_others(tmp_path):
     groups = groups_of(
         [WORKLOADS[f"deepseek_{n}x{n}_fp32_b{b}"] for n, b in ((4, 131072), (16, 128))], "sinkhorn_forward"
     )
-    said, options = [], Options("mi350", tmp_path, commit="0" * 40, command="test")
-    found = offline.tune_offline(groups, options, compilation=Failing(), say=said.append)
+    said = []
+    found = ranked(tmp_path, "mi350", *groups, compilation=Failing(), say=said.append)
     assert [r.group.call.n for r in found] == [16]
     assert said[0].endswith("not compiled after 60 s; nothing is written for it")
 
 
-def record_times(path, binaries, us, batch):
-    times = [(b.job.choice, t) for b, t in zip(binaries, us, strict=True)]
-    calibration.record(path, "sinkhorn_forward", CALL, binaries, [(batch, times)])
-
-
-def test_calibration_keeps_times_beside_scores(tmp_path):
-    slow = {**COUNTS, "instructions": 5000}
+def test_calibration_keeps_times_beside_scores(tmp_path, monkeypatch):
+    slow, path = {**COUNTS, "instructions": 5000}, tmp_path / calibration.FILE
     binaries = [binary(32, counts=slow), binary(64), binary(128, counts=slow)]
     assert chosen([score(b, 1 << 20) for b in binaries], [{"num_warps": 1}] * 3) == 1
-    path = tmp_path / calibration.FILE
 
-    def record(batch, *us):
-        record_times(path, binaries, us, batch)
-        return next(q for q in calibration.qualities(path) if q.batch == batch)
-
-    assert record(1 << 20, 12.0, 10.0, 13.0)[3:] == (1.0, 1.2)
-    assert record(128, 12.0, 11.0, 10.0)[3:] == (1.1, 1.2)
-    (line,) = json.loads(path.read_text())
-    assert {batch: row["us"] for batch, row in line["batches"].items()} == {
-        "1048576": [12.0, 10.0, 13.0], "128": [12.0, 11.0, 10.0],
-    }  # fmt: skip
-    assert record(1 << 20, 10.0, 12.0, 13.0)[3:] == (1.2, 1.0)
-
-
-def test_calibration_of_one_triton_does_not_take_the_place_of_another_s(tmp_path, monkeypatch):
-    binaries, path = [binary(32), binary(64), binary(128)], tmp_path / calibration.FILE
-
-    def record(triton: str, *us: float, batch: int = 1 << 20) -> None:
+    def record(triton, batch, *us):
         monkeypatch.setattr(calibration.store, "triton_minor", lambda: triton)
-        record_times(path, binaries, us, batch)
+        times = [(b.job.choice, t) for b, t in zip(binaries, us, strict=True)]
+        calibration.record(path, "sinkhorn_forward", CALL, binaries, [(batch, times)])
+        return next(q for q in calibration.qualities(path) if (q.triton, q.batch) == (triton, batch))
 
-    def kept() -> dict[tuple[str, str], list[float]]:
+    def kept():
         lines = json.loads(path.read_text())
         return {(x.get("triton", ""), b): row["us"] for x in lines for b, row in x["batches"].items()}
 
-    record("3.6", 1.0, 2.0, 3.0)
-    record("3.9", 4.0, 5.0, 6.0)
-    assert kept() == {("3.6", "1048576"): [1.0, 2.0, 3.0], ("3.9", "1048576"): [4.0, 5.0, 6.0]}
-    assert {q.triton for q in calibration.qualities(path)} == {"3.6", "3.9"}
-
+    assert record("3.6", 1 << 20, 12.0, 10.0, 13.0)[3:] == (1.0, 1.2)
+    assert record("3.6", 128, 12.0, 11.0, 10.0)[3:] == (1.1, 1.2)
+    assert record("3.6", 1 << 20, 10.0, 12.0, 13.0)[3:] == (1.2, 1.0)
+    # of one Triton they do not take the place of another's
+    record("3.9", 1 << 20, 4.0, 5.0, 6.0)
+    of_3_6 = {("3.6", "1048576"): [10.0, 12.0, 13.0], ("3.6", "128"): [12.0, 11.0, 10.0]}
+    assert kept() == {**of_3_6, ("3.9", "1048576"): [4.0, 5.0, 6.0]}
     # a line of before, which does not say: what is measured again leaves it
-    old, _ = json.loads(path.read_text())
-    del old["triton"]
-    old["batches"]["262144"] = old["batches"]["1048576"]
+    (old,) = (line for line in json.loads(path.read_text()) if line.pop("triton") == "3.6")
     path.write_text(json.dumps([old]))
-    record("3.9", 7.0, 8.0, 9.0)
-    assert kept() == {("", "262144"): [1.0, 2.0, 3.0], ("3.9", "1048576"): [7.0, 8.0, 9.0]}
-    record("3.9", 7.0, 8.0, 9.0, batch=1 << 18)
-    assert kept() == {("3.9", "1048576"): [7.0, 8.0, 9.0], ("3.9", "262144"): [7.0, 8.0, 9.0]}
+    record("3.9", 1 << 20, 7.0, 8.0, 9.0)
+    assert kept() == {("", "128"): [12.0, 11.0, 10.0], ("3.9", "1048576"): [7.0, 8.0, 9.0]}
+    record("3.9", 128, 7.0, 8.0, 9.0)
+    assert kept() == {("3.9", "1048576"): [7.0, 8.0, 9.0], ("3.9", "128"): [7.0, 8.0, 9.0]}
 
 
 def test_the_score_knows_the_loops_of_a_backward():
@@ -347,11 +321,6 @@ def test_what_is_picked_beats_the_default_on_cards_that_timed_both(device, kerne
     for triton in {q.triton for q in found}:
         of = [q for q in found if q.triton == triton]
         assert statistics.median(q.regret for q in of) < statistics.median(q.default for q in of), triton
-
-
-def test_ranking_stays_small():
-    files = Path(ranking.__file__).parent.glob("*.py")
-    assert sum(len(file.read_text().splitlines()) for file in files) <= 400
 
 
 def test_shipped_entries_that_were_ranked_are_of_ranked_kernels_and_change_what_calls_get():
