@@ -1,10 +1,8 @@
-"""How candidates are run: what writes, reads or changes memory that it should not, and what differs between
-runs, is found."""
+"""How candidates are run; test_attack.py has faults that any kernel may have, each run like a kernel."""
 
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -20,18 +18,6 @@ def candidate(run):
     return Candidate("planted", "P", {}, "", True, run)
 
 
-def beyond(count):
-    """Doubles x into memory of its own and writes `count` entries after it."""
-
-    def run(x):
-        out = torch.empty_like(x)
-        out.copy_(2 * x)
-        out.as_strided((count,), (1,), out.storage_offset() + out.numel()).fill_(1.0)
-        return out
-
-    return run
-
-
 def before(x):
     out = torch.empty(x.shape).copy_(2 * x)
     out.as_strided((1,), (1,), out.storage_offset() - 1).fill_(1.0)
@@ -44,45 +30,15 @@ def reads_beyond(x):
     return torch.empty(len(x)).copy_(wide.sum(1))
 
 
-def unwritten_tile(x):
-    out = x.new_empty(x.shape)
-    out[: len(x) // 32 * 32] = 2 * x[: len(x) // 32 * 32]
-    return out
-
-
-def in_place(x):
-    return x.sub_(x.amax(-1, keepdim=True)).exp()
-
-
 X = torch.randn(70, 8, generator=torch.Generator().manual_seed(0))
 
 
-def test_a_sound_run_is_sound():
-    for run in (lambda x: 2 * x, lambda x: torch.empty_like(x).copy_(2 * x)):
-        result, found = runs.in_guarded_memory(candidate(run), [X])
-        assert torch.equal(result, 2 * X)
-        assert found == {"inside": True, "inputs": True}
-
-
-@pytest.mark.parametrize("run", [beyond(1), beyond(4096), before])
-def test_what_is_written_beyond_an_end_is_found(run):
-    _, found = runs.in_guarded_memory(candidate(run), [X])
+def test_what_is_written_before_a_start_or_read_beyond_an_end_is_found():
+    _, found = runs.in_guarded_memory(candidate(before), [X])
     assert found == {"inside": False, "inputs": True}
-
-
-@pytest.mark.parametrize("run", [reads_beyond, unwritten_tile])
-def test_what_is_read_beyond_an_end_or_never_written_is_nan(run):
-    # twice: what an earlier run left in the same memory must not show
-    for _ in range(2):
-        result, _ = runs.in_guarded_memory(candidate(run), [X])
-        assert result[-1].isnan().all()
-
-
-def test_changed_inputs_are_found_and_those_of_the_caller_kept():
-    given = X.clone()
-    _, found = runs.in_guarded_memory(candidate(in_place), [given])
-    assert found == {"inside": True, "inputs": False}
-    assert torch.equal(given, X)
+    result, found = runs.in_guarded_memory(candidate(reads_beyond), [X])
+    assert found == {"inside": True, "inputs": True}
+    assert result[-1].isnan()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int32])
@@ -101,44 +57,12 @@ def test_dtype_shape_and_strides_of_a_result():
         assert not runs.is_of_the_kind(result, 5, (2, 3), torch.float32)
 
 
-def test_a_race_in_one_run_of_twenty_is_found(monkeypatch):
-    calls = itertools.count()
-
-    def racy(x):
-        return torch.nextafter(x, 2 * x) if next(calls) % 20 == 19 else x.clone()
-
-    # the count of runs, and not how long they take here
-    monkeypatch.setattr(runs, "RERUN_SECONDS", math.inf)
-    assert not runs.runs_alike(candidate(racy), [X], X)
-    assert runs.runs_alike(candidate(torch.clone), [X], X)
-
-
-def test_what_an_earlier_launch_leaves_behind_is_found():
-    """Scratch of the last launch, of any size, adds to the next."""
-    scratch = torch.zeros(1)
-
-    def stale(x):
-        result = x + scratch
-        scratch.fill_(float(len(x) < 50))
-        return result
-
-    assert not runs.runs_alike(candidate(stale), [X], X)
-
-
-@pytest.mark.parametrize(
-    ("count", "apart"), [(70, wrong.entries_apart), (70, wrong.rows_apart), (runs.FEW, wrong.elements_apart)]
-)
+@pytest.mark.parametrize(("count", "apart"), [(70, wrong.rows_apart), (runs.FEW, wrong.elements_apart)])
 def test_what_takes_numbers_to_be_adjacent_is_found(count, apart):
     adjacent, x = wrong.as_if_contiguous(lambda _, t: 2 * t, apart), X[:count].view(count, 2, 4)
     found = runs.reproducible(candidate(lambda t: adjacent(None, t)), [x], 2 * x, count)
     assert [name for name, same in found.items() if not same] == ["strided"]
     assert all(runs.reproducible(candidate(lambda t: 2 * t), [x], 2 * x, count).values())
-
-
-def test_what_is_kept_of_the_first_call_is_found():
-    kept = wrong.of_the_first_call(lambda _, t: 2 * t)
-    result, _ = runs.in_guarded_memory(candidate(lambda t: kept(None, t)), [X])
-    assert not torch.equal(result, 2 * X)
 
 
 def test_batches_are_split_into_small_pieces():
