@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from examples import align_points, matching, serve_cuda_graph, train_mhc
-from helion_sinkhorn import hc_post, nn
+from helion_sinkhorn import nn
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 MOST_LINES = 120
@@ -58,24 +58,6 @@ def test_serving_compares_a_graph_where_there_is_one(capsys):
         assert "runs without a graph" in said
         assert "difference" not in said
         assert "without:" not in said
-
-
-def test_a_site_keeps_its_residual_s_gradient(monkeypatch):
-    """`enter` sums the gradients of the streams itself; hc_post gets its residual, and not the streams."""
-    entered = []
-    enter = nn.HyperConnection.enter
-    monkeypatch.setattr(
-        nn.HyperConnection,
-        "enter",
-        lambda site, x, **norm: (entered.append(enter(site, x, **norm)), entered[-1])[1],
-    )
-    given = []
-    monkeypatch.setattr(
-        train_mhc, "hc_post", lambda f, x, *rest, **out: (given.append(x), hc_post(f, x, *rest, **out))[1]
-    )
-    train_mhc.Transformer(8, 1)(torch.zeros(1, 2, dtype=torch.int64))
-    assert given
-    assert all(x is site.residual for x, site in zip(given, entered, strict=True))
 
 
 @pytest.mark.parametrize(("model", "heads"), [("deepseek-v4", 1), ("glm-5.3", 0)])

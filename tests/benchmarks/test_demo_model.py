@@ -14,7 +14,6 @@ pytest.importorskip(
 
 from benchmarks.demo_model import __main__ as demo
 from benchmarks.demo_model import run as steps
-from benchmarks.demo_model.model import Chain
 from benchmarks.demo_model.training import Run
 from helion_sinkhorn import hc_post
 from helion_sinkhorn.integrations import models
@@ -63,27 +62,3 @@ def test_curves_are_compared_until_a_token_takes_another_expert(flip, apart_from
         "moved": Run(moved, experts, 1.0),
     }  # fmt: skip
     assert steps.compare_training(curves, entropy=entropy) is passes
-
-
-def test_a_step_s_costs_are_written_and_become_the_table(tmp_path, monkeypatch):
-    whole_calls = pytest.importorskip("docs.whole_calls")
-    monkeypatch.setattr(whole_calls, "BENCH", tmp_path)
-    assert whole_calls.model_step() == ""
-    costs = {"original": (55.123, 2868.4), "patched": (36.3, 1250.6)}
-    monkeypatch.setattr(steps.training, "step_costs", lambda device: costs)
-    steps.print_costs("cpu", tmp_path / "model_step.csv")
-    text = whole_calls.model_step()
-    assert "| transformers | 55.12 | 2,868 |\n| patched with helion_sinkhorn | 36.3 | 1,251 |" in text
-    assert "transformers 5.23.0 with 2 layers of hidden size 2048 and 4 streams, 4096 tokens" in text
-
-
-def test_the_chain_is_one():
-    chain = Chain(5)
-    generator = torch.Generator().manual_seed(0)
-    tokens = chain.draw(4000, 9, generator)
-    pairs = tokens.unfold(1, 2, 1).flatten(0, 1)
-    counts = torch.bincount(5 * pairs[:, 0] + pairs[:, 1], minlength=25).view(5, 5)
-    # 32000 pairs: a share is known to a few thousandths
-    assert ((counts / counts.sum()) - chain.stationary[:, None] * chain.transitions).abs().max() < 0.01
-    surprise = -chain.transitions[pairs[:, 0], pairs[:, 1]].log().mean()
-    assert abs(surprise - chain.entropy) < 0.02

@@ -51,16 +51,7 @@ def test_a_peer_s_formula_is_ours_in_its_layout(name, operation):
         torch.testing.assert_close((a.mT if is_turned else a).reshape(b.shape), b, rtol=near, atol=near)
 
 
-HERE = [(name, of) for name, of in EVERY if name in (peers.OURS, peers.PARTS, peers.TF32, peers.EAGER)]
-
-
-OTHERS = pytest.mark.nightly("half a second each; rows of ours and of its parts run always")
-
-
-@pytest.mark.parametrize(
-    ("name", "operation"),
-    [pytest.param(*row, marks=() if row[0] in (peers.OURS, peers.PARTS) else OTHERS) for row in HERE],
-)
+@pytest.mark.parametrize(("name", "operation"), [row for row in EVERY if row[0] in (peers.OURS, peers.PARTS)])
 def test_rows_of_what_is_here(name, operation):
     job = tasks.Job(name, operation, ((TOKENS, COLUMNS),), device="cpu")
     rows = job.rows()

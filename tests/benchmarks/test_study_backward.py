@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("matplotlib", reason="needs the bench extra, which make installs")
 
@@ -22,21 +20,6 @@ def shown(n: int, n_iters: int, method: str) -> list[float]:
     section = PAGE.read_text().split(f"\nn = {n}, T = {n_iters}\n")[1]
     (row,) = re.findall(rf"^\| {method} \|(.*)\|$", section.split("\n\n")[0], re.M)
     return [float(cell.split(",")[0]) for cell in row.split("|")]
-
-
-def test_the_picture_marks_what_is_exact_by_definition(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    shown = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: shown.append(figure))
-    cells = itertools.product([4], LOGITS, study.ITERATIONS, study.METHODS)
-    study.figure(list(LOGITS), {cell: torch.ones(3) for cell in cells}, tmp_path / "x.png")
-    hatched = {axis.get_title(): axis.patches for axis in shown[0].axes if axis.patches}
-    (block,) = hatched.pop("last 5 iterations")
-    assert not hatched
-    assert block.get_hatch()
-    # rows of T = 1, 2 and 5
-    assert (block.get_y(), block.get_height()) == (-0.5, 3)
 
 
 @pytest.mark.parametrize("method", ["exact", "corrected cg", "P frozen"])

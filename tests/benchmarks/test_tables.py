@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks import bench, dot_compress, linear_attention, study, timing
+from benchmarks.studies import large
 
 
 def measured(job) -> list[dict]:
@@ -109,3 +110,15 @@ def test_a_study_writes_its_file(monkeypatch, tmp_path):
     kept, again = csv.DictReader(path.open())
     assert (kept["every"], again["every"]) == ("1", "4")
     assert int(again["held"]) < int(kept["held"])
+
+
+@pytest.mark.parametrize("first", ["rows", "cols"])
+def test_the_backward_of_large_matrices_takes_what_the_forward_kept(first):
+    x, dy = torch.randn(2, 1, 150, 140)
+    forward, backward, kept = large.kernel_parts(x, dy, large.Case(1, 150, 140, 3, first=first), "pytorch")
+    p, _, _, *vectors = forward()
+    leaf = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(large.sinkhorn(leaf, 3, form="log", first=first), leaf, dy)
+    torch.testing.assert_close(p, large.sinkhorn(x, 3, form="log", first=first))
+    torch.testing.assert_close(backward()[0], expected)
+    assert kept == sum(v.nbytes for v in vectors)
