@@ -66,23 +66,6 @@ def test_the_picture_of_errors_has_a_row_for_each_operator(numbers, tmp_path):
     assert (tmp_path / "accuracy.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_cells_in_which_others_are_better_are_all_named(numbers):
-    (better,) = (g.text() for g in numbers.GENERATED if g.mark == "better")
-    assert "| TransformerEngine | hc_post |" in better
-    assert "| TileKernels | site |" in better
-    assert "helion_sinkhorn |" not in better
-
-
-def test_support_words_follow_from_the_files(numbers):
-    tables = numbers.tables
-    assert tables.evidence("sinkhorn", "h200") == "measured"
-    assert tables.evidence("sinkhorn", "mi350") == "emulated"
-    assert tables.evidence("sinkhorn", "b200") == "compiled"
-    assert tables.stored("h200").keys() == {"measured"}
-    assert tables.stored("b200").keys() == {"ranked"}
-    assert tables.stored("gb200") == {}
-
-
 def test_tables_of_support_follow_their_data(numbers, monkeypatch):
     tables = numbers.tables
     versions = {"torch": "2.99.0", "triton": "3.99.1", "helion": "1.9"}

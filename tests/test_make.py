@@ -71,9 +71,6 @@ def test_offline_is_the_tuner_s_word_alone():
     assert made("-Bn", "lint", "OFFLINE=1") == made("-Bn", "lint")
     assert "--offline" in made("-n", "tune", "DEVICE=h200", "OFFLINE=1")
     assert "--no-index --find-links somewhere" in made("-Bn", "lint", "WHEELS=somewhere")
-
-
-def test_what_offline_means_is_said():
     assert 'OFFLINE=1 is for `tune` alone, and means "without that GPU", not "without a network"' in made()
 
 

@@ -130,18 +130,6 @@ def test_only_optional_packages_excuse_an_example(monkeypatch):
     assert missing("def f():\n    import transformers.models") == {"transformers"}
 
 
-def test_a_wrong_or_missing_comment_is_found():
-    (example,) = (e for e in examples(ROOT / "README.md") if "nn.HyperSublayer" in e)
-    expected = said(example)
-    assert expected
-    assert printed(example, "README.md") == expected
-    changed = example.replace("# (2, 1024, 512)", "# (2, 1024, 513)")
-    assert changed != example
-    assert printed(changed, "README.md") != said(changed)
-    without = example.replace(f"# {expected[-1]}", "")
-    assert printed(without, "README.md") != said(without)
-
-
 def unknown(text: str) -> list[str]:
     """Targets, modules, their options and scripts that a page names and the repository lacks."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))

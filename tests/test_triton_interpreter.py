@@ -13,21 +13,11 @@ FOLDER = Path(__file__).with_name("triton_interpreter")
 ALWAYS = FOLDER / "test_sinkhorn.py"
 OTHERS = sorted(set(FOLDER.glob("test_*.py")) - {ALWAYS})
 assert OTHERS
+LONG = pytest.mark.nightly("one to two minutes; reference mode runs these bodies always")
 
 
 @pytest.mark.parametrize(
-    "file",
-    [
-        pytest.param(ALWAYS, id="always"),
-        *(
-            pytest.param(
-                file,
-                id=file.stem,
-                marks=pytest.mark.nightly("one to two minutes; reference mode runs these bodies always"),
-            )
-            for file in OTHERS
-        ),
-    ],
+    "file", [ALWAYS, *(pytest.param(f, marks=LONG) for f in OTHERS)], ids=lambda f: f.stem
 )
 def test_generated_code_in_the_triton_interpreter(file):
     pytest.importorskip("triton", reason="a CPU torch brings none; the cpu-codegen extra does")

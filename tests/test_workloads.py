@@ -8,8 +8,6 @@ import itertools
 import pytest
 import torch
 
-from helion_sinkhorn import dot_compress, sinkhorn
-from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
 from helion_sinkhorn.lab.sinkhorn.logits import LOGITS
 from helion_sinkhorn.lab.sinkhorn.workloads import LARGEST_ENTRIES, TUNED_SIZES, SinkhornWorkload
 from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
@@ -36,30 +34,6 @@ def test_tuned_batches_reach_from_small_to_a_full_device(n, form, backward, dtyp
     assert batches[0] == 128
     assert batches[-1] == min(1 << 20, LARGEST_ENTRIES // (n * n))
     assert all(b < c <= 16 * b for b, c in itertools.pairwise(batches))
-
-
-@pytest.mark.parametrize("name", [w.name for w in tagged("ci")])
-def test_gated_rows_are_calls_of_sinkhorn(name):
-    workload = WORKLOADS[name]
-    x, dy = workload.make_inputs()
-    assert x.shape == dy.shape == (workload.batch, workload.n, workload.m)
-    assert x.dtype == dy.dtype == workload.dtype
-    y = sinkhorn(x[:3], **workload.options)
-    assert torch.isfinite(y).all()
-    assert not torch.equal(x, workload.make_inputs(seed=1)[0]) or workload.logits.startswith("identity_like")
-
-
-@pytest.mark.parametrize("name", [w.name for w in tagged("ci", DotWorkload)])
-def test_gated_rows_are_calls_of_dot_compress(name):
-    workload = WORKLOADS[name]
-    x, y, z, grad = workload.make_inputs()
-    assert x.shape == (workload.batch, workload.m, workload.d)
-    assert y.shape == grad.shape == (workload.batch, workload.m, workload.k)
-    assert {t.dtype for t in (x, y, grad)} == {workload.dtype}
-    assert (z is not None) == workload.has_z
-    out = dot_compress(x[:1], y[:1], None if z is None else z[:1], precise_intermediate=workload.precise)
-    assert torch.isfinite(out).all()
-    assert not torch.equal(x, workload.make_inputs(seed=1)[0])
 
 
 def test_implicit_rows_and_no_others_ask_for_the_implicit_gradient():
