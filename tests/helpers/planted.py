@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -67,25 +66,6 @@ def outputs(planting: str, runs: list[list[str]], tree: Path = STUB) -> list[str
 
 MODES = "fwd", "bwd", "fwd_bwd", "fwd_no_grad"
 WITH_GRADIENTS = "bwd", "fwd_bwd"
-each_pass = pytest.mark.parametrize(
-    "modes",
-    [MODES[:2], pytest.param(MODES[2:], marks=pytest.mark.nightly("4 to 7 s; each pass runs always"))],
-    ids=" ".join,
-)
-
-
-def assert_failing(
-    planting: str, modes: Sequence[str], *rows: tuple[Sequence[str], Mapping[str, Sequence[str]]]
-) -> None:
-    """Each row is a command without a backend and a mode, and the modes in which backends have to fail."""
-    asked = [
-        ([*words, "--only", name, "--mode", mode], int(mode in failing[name]))
-        for words, failing in rows
-        for name in failing
-        for mode in modes
-    ]
-    found = statuses(planting, [words for words, _ in asked])
-    assert [row for row, status in zip(asked, found, strict=True) if row[1] != status] == []
 
 
 def statuses(planting: str, runs: list[list[str]], tree: Path = STUB) -> list[int | str]:

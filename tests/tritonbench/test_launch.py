@@ -18,12 +18,6 @@ MODULE = "-m", "tritonbench_ops"
 HERE = {"cwd": STUB, "path": [STUB, ROOT]}
 
 
-def ended(words: str, **environment: str) -> tuple[int, str]:
-    """The status of a command, and what it said."""
-    done = under(STUB, *MODULE, *words.split(), **environment)
-    return done.returncode, done.stdout + done.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -68,9 +62,10 @@ def test_the_forms_are_those_of_the_function():
 
 @pytest.mark.parametrize(("year", "chosen"), [("2025", "--input-id 99"), ("2026", "--input-id 1")])
 def test_a_run_without_an_input_fails(year, chosen):
-    status, said = ended(f"{SMALL} --only helion_sinkhorn {chosen}", **{f"STUB_OF_{year}": "1"})
-    assert status == 1
-    assert "no input was chosen" in said
+    words = f"{SMALL} --only helion_sinkhorn {chosen}".split()
+    done = under(STUB, *MODULE, *words, **{f"STUB_OF_{year}": "1"})
+    assert done.returncode == 1
+    assert "no input was chosen" in done.stdout + done.stderr
 
 
 WRONG = """
@@ -134,15 +129,6 @@ def test_operators_run_in_turn_and_each_counts(monkeypatch):
     common = [sys.executable, "-m", "tritonbench_ops", "--op"]
     assert began == [[*common, name, "--device", "cpu"] for name in ends]
     launch.run(["--op", "sinkhorn", "--isolate"])
-
-
-@pytest.mark.nightly("9 s for two more processes; their order and statuses are tested always")
-def test_two_operators_run_and_the_status_is_of_both():
-    words = "--op hc_pre,hc_post --device cpu --warmup 1 --rep 1 --tokens 3 --hidden 8 --precision fp32"
-    status, said = ended(f"{words} --metrics latency --only helion_hc_pre")
-    assert status == 1
-    assert "--op hc_post ended with 1" in said
-    assert "--op hc_pre ended" not in said
 
 
 @pytest.mark.parametrize(

@@ -46,16 +46,19 @@ def run(tmp_path, *words, change="", package=True, said=""):
     return json.loads(found.splitlines()[-1])
 
 
-@pytest.mark.parametrize(("mode", "form"), [("fwd", "deepseek"), ("fwd_bwd", "log")])
-def test_it_runs_by_itself_and_is_accurate(tmp_path, mode, form):
-    words = f"--mode {mode} --form {form} --metrics latency,accuracy,gbps,flops --only eager,helion"
+@pytest.mark.parametrize(
+    ("mode", "flags", "n", "n_iters"),
+    [("fwd", "--form deepseek", 4, 20), ("fwd_bwd", "--form log --n 8 --n-iters 7", 8, 7)],
+)
+def test_it_runs_by_itself_and_is_accurate(tmp_path, mode, flags, n, n_iters):
+    words = f"--mode {mode} {flags} --metrics latency,accuracy,gbps,flops --only eager,helion"
     found = run(tmp_path, *words.split())
     ((x, row),) = found["rows"]
-    assert x == [1024, 4, 4, 20]
+    assert x == [1024, n, n, n_iters]
     assert found["ours"] == []
     accuracy, extra, error = row["helion"]
     assert (accuracy, error) == (True, None)
-    assert extra["flops"] == {"bwd": 2, "fwd_bwd": 3}.get(mode, 1) * 4 * 1024 * 16 * 20
+    assert extra["flops"] == {"fwd": 1, "fwd_bwd": 3}[mode] * 4 * 1024 * n * n * n_iters
     assert extra["gbps"] > 0
 
 
@@ -100,10 +103,3 @@ def test_the_speedup_is_plotted(tmp_path):
 def test_it_needs_no_helion_sinkhorn(tmp_path):
     found = run(tmp_path, "--metrics", "latency", "--skip", "torch_compile", package=False)
     assert list(found["rows"][0][1]) == ["eager"]
-
-
-def test_its_flags_choose_the_size_and_the_iterations(tmp_path):
-    found = run(tmp_path, "--n", "8", "--n-iters", "7", "--metrics", "accuracy", "--only", "eager,helion")
-    ((x, row),) = found["rows"]
-    assert x == [1024, 8, 8, 7]
-    assert row["helion"][0] is True

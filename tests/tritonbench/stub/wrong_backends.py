@@ -1,7 +1,4 @@
-"""Run every operator beside backends that are wrong in one way each; prints which of them failed as JSON.
-
-python wrong_backends.py '["fwd", ...]' ['["dot_compress", ...]']
-"""
+"""Run every operator beside backends that are wrong in one way each; prints which of them failed as JSON."""
 
 import contextlib
 import dataclasses
@@ -13,8 +10,10 @@ import sys
 
 import torch
 
+from tritonbench_ops import bounds
 from tritonbench_ops.judged import Judged
 from tritonbench_ops.launch import run
+from tritonbench_ops.register import class_of
 
 SIZES = {
     "dot_compress": "--batch 4 --m 24 --d 8 --k 6 --with-z",
@@ -25,6 +24,7 @@ SIZES = {
     "hc_split_sinkhorn": "--tokens 9 --n-iters 4",
     "recurrent_linear_attention": "--batch 3 --steps 6 --heads 3 --dk 4 --dv 5",
     "sinkhorn": "--batch 9 --n 4 --n-iters 3",
+    "sinkhorn_balance": "--rows 9 --columns 16",
 }
 """Operator -> an input that takes little time, of several rows."""
 RIGHT = {name: f"helion_{name}" for name in SIZES} | {"recurrent_linear_attention": "helion_recurrent"}
@@ -42,8 +42,8 @@ def in_the_timed_run():
 class Wrong:
     """One way to be wrong: what is done to inputs before a call and to each result, gradients among them."""
 
-    last = 0
-    """The place of the last argument that has a gradient."""
+    keys = ()
+    """Names of what it spoils in each call, in order."""
 
     def __init__(self, spoiled=lambda wrong, key, call, t: t, before=lambda inputs: None):
         self.spoiled, self.before, self.calls, self.memory = spoiled, before, {}, {}
@@ -87,17 +87,29 @@ def other_bits(wrong, key, call, t):
     return t.clone() if key == "3" else t * (1 + 2.0**-23 * (call % 2))
 
 
-def middle_row(wrong, key, call, t):
-    """A row in the middle is 5 % off."""
+def middle_row(which):
+    """One of several results is 5 % off in a row, which is much smaller than the first."""
+
+    def spoiled(wrong, key, call, t):
+        t = t.clone()
+        if key == wrong.keys[which % len(wrong.keys)]:
+            t[len(t) // 2] *= 1.05
+        return t
+
+    return spoiled
+
+
+def last_column(wrong, key, call, t):
+    """The last column of the last row comes from the row before."""
     t = t.clone()
-    t[len(t) // 2] *= 1.05
+    t[-1, ..., -1] = t[-2, ..., -1] if len(t) > 1 else t[-1, ..., -2]
     return t
 
 
-def last_gradient(wrong, key, call, t):
-    """The last one of several gradients is 5 % off in a row."""
-    is_right = key.startswith("d") and key != f"d{wrong.last}"
-    return t.clone() if is_right else middle_row(wrong, key, call, t)
+def not_a_number(wrong, key, call, t):
+    t = t.clone()
+    t[(-1,) * t.dim()] = torch.nan
+    return t
 
 
 def one_entry(wrong, key, call, t):
@@ -116,7 +128,7 @@ FORWARD_ALONE = {
 }
 """Autograd itself refuses these of a gradient."""
 BY_ATOMICS = "other_bits_by_atomics"
-SPOILED = (other_bits, unwritten_rows, timed_run, middle_row, last_gradient, one_entry)
+SPOILED = (other_bits, unwritten_rows, timed_run, last_column, not_a_number, one_entry)
 WRONG = {
     "zeroed_and_raises": functools.partial(Wrong, before=zeroed_and_raises),
     BY_ATOMICS: functools.partial(Wrong, other_bits),
@@ -125,6 +137,7 @@ WRONG = {
     **{function.__name__: functools.partial(Wrong, function) for function in SPOILED},
     "even_calls": functools.partial(Wrong, some_calls(2, 0)),
     "odd_calls": functools.partial(Wrong, some_calls(2, 1)),
+    **{f"middle_row_{k}": functools.partial(Wrong, middle_row(k)) for k in range(4)},
     **{f"third_calls_{k}": functools.partial(Wrong, some_calls(3, k)) for k in range(3)},
     **FORWARD_ALONE,
 }
@@ -166,17 +179,52 @@ def planted(kind, function, mode):
         if gradients:
             inputs = list(inputs)
             leaves = [k for k, t in enumerate(inputs) if isinstance(t, torch.Tensor) and t.requires_grad]
-            wrong.last = leaves[-1]
+            wrong.keys = [f"d{k}" for k in leaves]
             for k in leaves:
                 inputs[k] = Leaf.apply(inputs[k], wrong, f"d{k}")
         out = function(*inputs, **options)
         if gradients:
             return out
         several = (out,) if isinstance(out, torch.Tensor) else out
+        wrong.keys = [str(k) for k in range(len(several))]
         found = tuple(Result.apply(t, wrong, str(k)) for k, t in enumerate(several))
         return found[0] if isinstance(out, torch.Tensor) else found
 
     return call
+
+
+def halves(rows, *sizes):
+    """Budgets are computed in two pieces, whatever their sizes; the row in the middle is in the first."""
+    return slice(rows // 2 + 1), slice(rows // 2 + 1, rows)
+
+
+def enlarge(name):
+    """Make the first row of every input much larger than the others."""
+    if name == "sinkhorn":
+        module = importlib.import_module(class_of(name).__module__)
+        draw = module.make_cotangents
+        module.make_cotangents = lambda logits: enlarged([draw(logits)])[0]
+        return
+    parts = importlib.import_module(f"tritonbench_ops.{name}.cases")
+    parts.PIECE_STATES = 1
+    inputs = parts.inputs
+    # the values of attention, without what decays
+    leaves = slice(2, 3) if name == "recurrent_linear_attention" else slice(parts.LEAVES)
+
+    def larger(case, device):
+        tensors = inputs(case, device)
+        enlarged([*tensors[leaves], *tensors[parts.LEAVES :]])
+        return tensors
+
+    parts.inputs = larger
+
+
+def enlarged(tensors):
+    rows = len(tensors[0])
+    for t in tensors:
+        if t is not None and len(t) == rows:
+            t[0] *= 2.0**14
+    return tensors
 
 
 def plant(name, wrong, mode):
@@ -200,12 +248,12 @@ def plant(name, wrong, mode):
     rows.update({other: row(kind) for other, kind in wrong.items()})
 
 
-def failed(name, mode, wrong):
+def failed(name, mode, precision, wrong):
     """The backends that the verdict of a run names."""
     said = io.StringIO()
     arguments = ["--op", name, "--device", "cpu", "--mode", mode, "--num-inputs", "1"]
     arguments += ["--only", ",".join([RIGHT[name], *wrong]), "--warmup", "1", "--rep", "1"]
-    arguments += ["--precision", "fp32"]
+    arguments += ["--precision", precision]
     with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
         run([*arguments, *SIZES[name].split()])
     lines = [line for line in said.getvalue().splitlines() if line.startswith("FAILED: ")]
@@ -213,15 +261,25 @@ def failed(name, mode, wrong):
     return sorted({line.removeprefix("FAILED: ").split()[0] for line in lines})
 
 
+RUNS = {
+    "fwd fp32": list(WRONG),
+    "bwd fp32": [name for name in WRONG if name not in FORWARD_ALONE],
+    "fwd bf16": ["one_entry", "last_column", *(f"middle_row_{k}" for k in range(4))],
+}
+"""A mode and a precision -> what is planted."""
+
+
 if __name__ == "__main__":
-    modes, *names = map(json.loads, sys.argv[1:])
+    # before the modules of operators take it from there
+    bounds.pieces = halves
     Judged.ATOMICS[BY_ATOMICS] = "adds in any order"
     found, current = {}, [None]
     with contextlib.redirect_stdout(sys.stderr):
-        for name in names[0] if names else SIZES:
+        for name in sys.argv[1:] or SIZES:
             plant(name, WRONG, current)
-            for mode in modes:
+            enlarge(name)
+            for of, wrong in RUNS.items():
+                mode, precision = of.split()
                 current[0] = mode
-                wrong = [other for other in WRONG if mode != "bwd" or other not in FORWARD_ALONE]
-                found[f"{name} {mode}"] = failed(name, mode, wrong)
+                found[f"{name} {of}"] = failed(name, mode, precision, wrong)
     print(json.dumps(found))
