@@ -103,6 +103,16 @@ def test_the_reference_has_no_boxes_and_wraps_signatures(site):
     assert max(map(len, lines)) <= 100
 
 
+def test_formulas_of_docstrings_stand_by_themselves(site):
+    page = site["api.html"]
+    code = [html.unescape(re.sub(r"<[^>]+>", "", c)) for c in re.findall(r"<code>(.*?)</code>", page, re.S)]
+    for formula in (
+        "out_oc = post_o (f_c + bias_c) + sum_i comb[i, o] x_ic\n",
+        "dfn_ji = w_i d_ji,  dw_i = ",
+    ):
+        assert any(formula in block for block in code)
+
+
 NAMES = {"linear_attention": "recurrent_linear_attention", "sinkhorn_large": "sinkhorn"}
 OPERATORS = {NAMES.get(name, name) for name in operators.OPERATORS}
 
