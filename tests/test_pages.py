@@ -135,21 +135,16 @@ def unknown(text: str) -> list[str]:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     commands = re.findall(r"(?:^    |`)make ((?:[a-z-]+(?: |$|`))+)", text, re.M)
     found = [t for words in commands for t in words.replace("`", " ").split() if t not in targets]
-    for module in re.findall(
-        r"python -m ((?:helion_sinkhorn|benchmarks|ci|tritonbench_ops|docs)[\w.]*)", text
-    ):
+    ours = "helion_sinkhorn|benchmarks|ci|tritonbench_ops|docs"
+    for module, options in re.findall(rf"python -m ((?:{ours})[\w.]*)([^\n`#]*)", text):
         path = ROOT / module.rstrip(".").replace(".", "/")
-        if not (path.is_dir() or path.with_suffix(".py").exists()):
+        files = [*path.rglob("*.py")] if path.is_dir() else [path.with_suffix(".py")]
+        if not all(file.exists() for file in files):
             found.append(module)
-    for module, options in re.findall(
-        r"python -m ((?:helion_sinkhorn|benchmarks|ci|docs)\S*)([^\n`#]*)", text
-    ):
-        path = ROOT / module.replace(".", "/")
-        files = path.rglob("*.py") if path.is_dir() else [path.with_suffix(".py")]
-        source = "".join(file.read_text() for file in files if file.exists())
-        found += [
-            option for option in re.findall(r" (--[a-z][\w-]*)", options) if f'"{option}"' not in source
-        ]
+        elif not module.startswith("tritonbench_ops"):
+            # the flags of run.py too are options there
+            source = "".join(file.read_text() for file in files)
+            found += [o for o in re.findall(r" (--[a-z][\w-]*)", options) if f'"{o}"' not in source]
     scripts = re.findall(r"python ((?:examples|ci|benchmarks)/\w+\.py)", text)
     return found + [path for path in scripts if path not in NOT_OURS and not (ROOT / path).exists()]
 
