@@ -45,37 +45,31 @@ def dotted(folder: str) -> str:
 
 
 def lacks(root: Path, op: str) -> list[str]:
-    """What an operator is missing, in the order of docs/dev/adding_an_operator.md."""
-    found = []
+    """What an operator is missing (docs/dev/adding_an_operator.md)."""
     code, lab = f"helion_sinkhorn/ops/{folder_of(op)}", f"helion_sinkhorn/lab/{folder_of(op).split('/')[-1]}"
-    rooms = ROOMS - {"eager"} if op in OF_PARTS else ROOMS
-    for folder, wanted in ((code, rooms), (lab, LAB_ROOMS)):
-        found += [f"{folder}/{room}.py" for room in sorted(wanted - modules(root / folder))]
-    parts = [p.parent for p in (root / code).rglob("launch.py")]
-    if not parts:
-        found.append(f"{code}/launch.py")
-    found += [
-        f"{part.relative_to(root)}/{room}.py"
-        for part in parts
-        for room in sorted(WITH_KERNELS - modules(part))
-    ]
-    if "wrong" not in modules(root / "ci" / "operators" / op):
-        found.append(f"ci/operators/{op}/wrong.py")
     bench = TRITONBENCH.get(op, op)
-    found += [
-        f"tritonbench_ops/{bench}/{room}.py"
-        for room in ("cases", "operator")
-        if room not in modules(root / "tritonbench_ops" / bench)
+    parts = [p.parent.relative_to(root).as_posix() for p in (root / code).rglob("launch.py")]
+    rooms = {
+        code: ROOMS - {"eager"} if op in OF_PARTS else ROOMS,
+        lab: LAB_ROOMS,
+        f"ci/operators/{op}": {"wrong"},
+        f"tritonbench_ops/{bench}": {"cases", "operator"},
+        f"tests/{op}": TESTS,
+        "tests/triton_interpreter": {f"test_{op}"},
+    }
+    for part in parts or [code]:
+        rooms[part] = rooms.get(part, set()) | WITH_KERNELS
+    found = [
+        f"{folder}/{room}.py"
+        for folder, wanted in rooms.items()
+        for room in sorted(wanted - modules(root / folder))
     ]
     own = modules(root / "tests" / op)
-    found += [f"tests/{op}/{room}.py" for room in sorted(TESTS - own)]
     found += [
         f"{table}: no row of {op}"
         for room, table in TABLES.items()
         if room not in own and not any(f'"{name}": ' in (root / table).read_text() for name in (op, bench))
     ]
-    path = f"tests/triton_interpreter/test_{op}.py"
-    found += [path] if not (root / path).exists() else []
     lines = [
         ("helion_sinkhorn/lab/workloads.py", f'"{Path(lab).name}"'),
         ("helion_sinkhorn/reference.py", f"{dotted(code)}.reference"),
@@ -86,8 +80,7 @@ def lacks(root: Path, op: str) -> list[str]:
         ("pyproject.toml", f'"{dotted(lab)}"'),
         ("docs/api.md", f"::: helion_sinkhorn.{bench}\n"),
     ]
-    found += [f"a line in {path}" for path, line in lines if line not in (root / path).read_text()]
-    return found
+    return found + [f"a line in {path}" for path, line in lines if line not in (root / path).read_text()]
 
 
 def operators(root: Path) -> list[str]:
