@@ -124,9 +124,9 @@ def test_implicit_gradients_are_approximate_rows(solver):
 
 
 @pytest.mark.parametrize("form", ["deepseek", "log"])
-@pytest.mark.parametrize("name", ["eager", "helion_sinkhorn", "helion_default"])
-def test_backends_compute_the_definition(name, form):
-    x, *found = of_backend(name, make_logits("randn_3", 5, 4, 4), 6, form)
+def test_the_kernels_own_configs_compute_the_definition(form):
+    """What a CPU does not run under tritonbench."""
+    x, *found = of_backend("helion_default", make_logits("randn_3", 5, 4, 4), 6, form)
     allowed = compare.budget(x, found[0], 6, form=form)
     assert compare.errors(x, *found, allowed, 6, form=form).share <= 1
 
@@ -146,12 +146,6 @@ def test_backends_on_a_gpu(name):
         assert "sinkhorn_backward" in backends.BACKENDS[name].config(x, *call, "bwd")
     floor, own = (measure.milliseconds(run, x.device) for run in (measure.floor(x, "fwd"), forward))
     assert 0 < floor < own
-
-
-def test_the_baseline_computes_in_float32():
-    x = make_logits("randn_1", 50, 4, 4, dtype=torch.bfloat16)
-    p = backends.BACKENDS["eager"].build(x, None, 20, "deepseek", "rows")()
-    assert torch.equal(p, reference.sinkhorn(x.float(), 20).bfloat16())
 
 
 def test_configs_are_those_of_the_mode():
