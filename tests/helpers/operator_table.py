@@ -10,22 +10,8 @@ from typing import Any
 import torch
 from autograd_calls import randn
 
-from helion_sinkhorn import (
-    Reduce,
-    dot_compress,
-    hc_boundary,
-    hc_coeffs,
-    hc_head,
-    hc_mixes,
-    hc_post,
-    hc_pre,
-    hc_site,
-    hc_split_sinkhorn,
-    nn,
-    recurrent_linear_attention,
-    reference,
-    sinkhorn,
-)
+import helion_sinkhorn
+from helion_sinkhorn import Reduce, nn, reference
 
 N, C = 2, 3
 ROWS = N * N + 2 * N
@@ -98,301 +84,224 @@ def gradients(
     return {name: x.grad for name, x in leaves.items()}
 
 
-def _matrices(*lead):
-    return {"logits": (*lead, *MATRIX)}
+def _of_site(*lead: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of all arguments of a site, of its parts and of its update, and of matrices."""
+    return {
+        "x": (*lead, N, C), "f": (*lead, C), "mixes": (*lead, ROWS), "pre": (*lead, N),
+        "pre_next": (*lead, N), "post": (*lead, N), "comb": (*lead, N, N), "partials": (2, *lead, ROWS),
+        "squares": (2, *lead), "fn": (ROWS, N * C), "scale": (3,), "base": (ROWS,), "bias": (C,),
+        "norm_weight": (N * C,), "y_norm_weight": (C,), "logits": (*lead, *MATRIX),
+    }  # fmt: skip
+
+
+def _row(
+    named: str,
+    arguments: str,
+    streams: str,
+    call: Callable[..., Any] | None = None,
+    own: Callable[..., dict[str, tuple[int, ...]]] = _of_site,
+    exact: Callable[..., Any] | None = None,
+    kernels: bool = False,
+) -> Row:
+    """A row of a public function and of its specification, which has the same name in `reference`.
+
+    Args:
+        call: how the function is called where its arguments are not all by position; its first argument is
+            the module that has the function.
+        own: shapes of arguments that are others than those of a site.
+        exact: the specification where it is called otherwise.
+    """
+
+    def of(module: Any) -> Callable[..., Any]:
+        def function(*given, **options):
+            return (
+                getattr(module, named)(*given, **options) if call is None else call(module, *given, **options)
+            )
+
+        return function
+
+    def shapes(*lead):
+        every = {**_of_site(*lead), **own(*lead)}
+        return {name: every[name] for name in arguments.split()}
+
+    return Row(of(helion_sinkhorn), exact or of(reference), shapes, named, tuple(streams.split()), kernels)
+
+
+def _of_attention(*lead):
+    b, t = lead if len(lead) > 1 else (1, *lead)
+    return {
+        "q": (b, t, 2, 3), "k": (b, t, 2, 3), "v": (b, t, 2, 2), "g": (b, t, 2), "g_gamma": (2,),
+        "gk": (b, t, 2, 3), "gv": (b, t, 2, 2), "initial_state": (b, 2, 3, 2),
+    }  # fmt: skip
 
 
 def _attention(*gates):
     names = "q", "k", "v", *gates, "initial_state"
 
-    def of(run):
-        def call(*given, **options):
-            return run(**dict(zip(names, given, strict=True)), output_final_state=True, **options)
+    def call(of, *given, **options):
+        named = dict(zip(names, given, strict=True))
+        return of.recurrent_linear_attention(**named, output_final_state=True, **options)
 
-        return call
-
-    def shapes(*lead):
-        b, t = lead if len(lead) > 1 else (1, *lead)
-        every = {
-            "q": (b, t, 2, 3), "k": (b, t, 2, 3), "v": (b, t, 2, 2), "g": (b, t, 2), "g_gamma": (2,),
-            "gk": (b, t, 2, 3), "gv": (b, t, 2, 2), "initial_state": (b, 2, 3, 2),
-        }  # fmt: skip
-        return {name: every[name] for name in names}
-
-    functions = of(recurrent_linear_attention), of(reference.recurrent_linear_attention)
-    return Row(*functions, shapes, "recurrent_linear_attention", names[:-1])
+    return _row("recurrent_linear_attention", " ".join(names), " ".join(names[:-1]), call, _of_attention)
 
 
-def _products(*lead):
+def _of_products(*lead):
     m, d, k = PRODUCT
     return {"x": (*lead, m, d), "y": (*lead, m, k), "z": (*lead, d, k)}
 
 
-def _without_z(*lead):
-    return {name: _products(*lead)[name] for name in "xy"}
+def _split(of, mixes, scale, base, *constants, **options):
+    return of.hc_split_sinkhorn(mixes, scale, base, N, 3, *constants, **options)
 
 
-def _split(run, *constants, **options):
-    return lambda mixes, scale, base, **others: run(mixes, scale, base, N, 3, *constants, **options, **others)
+def _reduced(of, partials, squares, scale, base):
+    reduce = Reduce(squares.square(), N * C)
+    return of.hc_split_sinkhorn(partials, scale, base, N, 3, reduce=reduce)
 
 
-def _split_shapes(*lead):
-    return {"mixes": (*lead, ROWS), "scale": (3,), "base": (ROWS,)}
+def _mixes(of, x, fn, norm_weight, **options):
+    return of.hc_mixes(x, fn, norm_weight=norm_weight, **options)
 
 
-def _reduced(run):
-    def of(partials, squares, scale, base):
-        return run(partials, scale, base, N, 3, reduce=Reduce(squares.square(), N * C))
-
-    return of
+def _of_mixes(*lead):
+    return {"fn": (MIXES, N * C)}
 
 
-def _reduced_shapes(*lead):
-    return {"partials": (2, *lead, ROWS), "squares": (2, *lead), "scale": (3,), "base": (ROWS,)}
-
-
-def _mixes(run):
-    return lambda x, fn, norm_weight, **options: run(x, fn, norm_weight=norm_weight, **options)
-
-
-def _prenorm(run):
-    return lambda x, fn, norm_weight: tuple(run(x, fn, norm_weight=norm_weight, prenorm=True))
-
-
-def _mixes_shapes(*lead):
-    return {"x": (*lead, N, C), "fn": (MIXES, N * C), "norm_weight": (N * C,)}
-
-
-def _merged_shapes(*lead):
+def _merged(*lead):
     return {"x": (*lead, N * C), "fn": (MIXES, N * C)}
 
 
-def _pre(run):
-    return lambda x, pre, y_norm_weight: run(x, pre, y_norm_weight=y_norm_weight, y_norm_eps=0.1)
+def _normed(of, x, pre, y_norm_weight):
+    return of.hc_pre(x, pre, y_norm_weight=y_norm_weight, y_norm_eps=0.1)
 
 
-def _pre_shapes(*lead):
-    return {"x": (*lead, N, C), "pre": (*lead, N)}
+def _site(of, x, fn, scale, base, norm_weight, y_norm_weight=None, **options):
+    norms = {"norm_weight": norm_weight, "y_norm_weight": y_norm_weight}
+    return tuple(of.hc_site(x, fn, scale, base, 3, **norms, **options))
 
 
-def _normed_shapes(*lead):
-    return {**_pre_shapes(*lead), "y_norm_weight": (C,)}
-
-
-def _site(run):
-    def of(x, fn, scale, base, norm_weight, y_norm_weight=None, **options):
-        norms = {"norm_weight": norm_weight, "y_norm_weight": y_norm_weight}
-        return tuple(run(x, fn, scale, base, 3, **norms, **options))
-
-    return of
-
-
-def _site_shapes(*lead):
-    parameters = {"fn": (ROWS, N * C), "scale": (3,), "base": (ROWS,), "norm_weight": (N * C,)}
-    return {"x": (*lead, N, C), **parameters}
-
-
-def _normed_site_shapes(*lead):
-    return {**_site_shapes(*lead), "y_norm_weight": (C,)}
-
-
-def _coefficients(run):
-    return lambda x, fn, scale, base: run(x, fn, scale, base, 3)
-
-
-def _specified_coefficients(x, fn, scale, base, iters):
-    return reference.hc_split_sinkhorn(reference.hc_mixes(x.flatten(-2), fn), scale, base, N, iters)
+def _specified_coefficients(x, fn, scale, base):
+    return reference.hc_split_sinkhorn(reference.hc_mixes(x.flatten(-2), fn), scale, base, N, 3)
 
 
 def _specified_head(x, fn, scale, base):
     return reference.hc_pre(x, (reference.hc_mixes(x.flatten(-2), fn) * scale + base).sigmoid() + 1e-6)
 
 
-def _projection_shapes(*lead):
-    return {name: _site_shapes(*lead)[name] for name in ("x", "fn", "scale", "base")}
+def _of_head(*lead):
+    return {"fn": (N, N * C), "scale": (1,), "base": (N,)}
 
 
-def _head_shapes(*lead):
-    return {"x": (*lead, N, C), "fn": (N, N * C), "scale": (1,), "base": (N,)}
+def _boundary(of, f, x, post, comb, bias, pre_next, *parameters, **options):
+    return tuple(of.hc_boundary(f, x, post, comb, pre_next, *parameters, 3, bias=bias, **options))
 
 
-def _boundary(run):
-    def of(f, x, post, comb, bias, pre_next, *parameters):
-        return tuple(run(f, x, post, comb, pre_next, *parameters, 3, bias=bias))
-
-    return of
-
-
-def _normed_boundary(run):
+def _normed_boundary(of, *given):
     """A call in V4's order, which collapses by the weights of the site itself."""
-
-    def of(f, x, post, comb, bias, *parameters):
-        *site, norm = parameters
-        return tuple(run(f, x, post, comb, None, *site, 3, bias=bias, y_norm_weight=norm))
-
-    return of
-
-
-def _update_shapes(*lead):
-    return {
-        "f": (*lead, C), "x": (*lead, N, C), "post": (*lead, N), "comb": (*lead, N, N), "bias": (C,)
-    }  # fmt: skip
-
-
-def _without_comb(run):
-    return lambda f, x, post, bias: run(f, x, post, None, bias)
-
-
-def _shapes_without_comb(*lead):
-    return {name: shape for name, shape in _update_shapes(*lead).items() if name != "comb"}
-
-
-def _without_bias(*lead):
-    return {name: shape for name, shape in _update_shapes(*lead).items() if name != "bias"}
-
-
-def _boundary_shapes(*lead):
-    site = {name: _site_shapes(*lead)[name] for name in ("fn", "scale", "base")}
-    return {**_update_shapes(*lead), "pre_next": (*lead, N), **site}
-
-
-def _normed_boundary_shapes(*lead):
-    shapes = {**_boundary_shapes(*lead), "y_norm_weight": (C,)}
-    return {name: shape for name, shape in shapes.items() if name != "pre_next"}
+    *before, fn, scale, base, norm = given
+    return _boundary(of, *before, None, fn, scale, base, y_norm_weight=norm)
 
 
 SPLIT = "hc_split_sinkhorn"
-MATRICES = _matrices, "sinkhorn", ("logits",)
-PRODUCTS = "dot_compress", ("x", "y", "z")
-SITE = _site(hc_site), _site(reference.hc_site), _site_shapes, "hc_site", ("x",)
-BOUNDARY = (
-    _boundary(hc_boundary),
-    _boundary(reference.hc_boundary),
-    _boundary_shapes,
-    "hc_boundary",
-    ("f", "x"),
-)
-NORMED_SITE = *SITE[:2], _normed_site_shapes, *SITE[3:]
-NORMED_BOUNDARY = (
-    _normed_boundary(hc_boundary),
-    _normed_boundary(reference.hc_boundary),
-    _normed_boundary_shapes,
-    *BOUNDARY[3:],
-)
+PARAMETERS = "x fn scale base"
+UPDATE = "f x post comb bias"
+FUSED = nn.FusedMHC(5)
+SITE = "hc_site", f"{PARAMETERS} norm_weight", "x"
+NORMED_SITE = "hc_site", f"{PARAMETERS} norm_weight y_norm_weight", "x", _site
+BOUNDARY = "hc_boundary", f"{UPDATE} pre_next fn scale base", "f x"
+NORMED_BOUNDARY = "hc_boundary", f"{UPDATE} fn scale base y_norm_weight", "f x", _normed_boundary
 OPERATORS = {
-    "sinkhorn": Row(sinkhorn, reference.sinkhorn, *MATRICES),
+    "sinkhorn": _row("sinkhorn", "logits", "logits"),
     # after so many iterations the exact gradient equals the gradient of the fixed point
-    "sinkhorn, implicit": Row(
-        lambda x: sinkhorn(x, 60, backward="implicit"), lambda x: reference.sinkhorn(x, 60), *MATRICES
+    "sinkhorn, implicit": _row(
+        "sinkhorn", "logits", "logits", lambda of, x: of.sinkhorn(x, 60, backward="implicit"),
+        exact=lambda x: reference.sinkhorn(x, 60),
     ),
-    "FusedMHC": Row(
-        nn.FusedMHC(5), lambda x: reference.sinkhorn(x, 5, eps=0.0, form="log"), *MATRICES
+    "FusedMHC": _row(
+        "sinkhorn", "logits", "logits", lambda of, x: FUSED(x),
+        exact=lambda x: reference.sinkhorn(x, 5, eps=0.0, form="log"),
     ),
-    "dot_compress": Row(dot_compress, reference.dot_compress, _products, *PRODUCTS),
+    "dot_compress": _row("dot_compress", "x y z", "x y z", own=_of_products),
     "attention": _attention(),
     **{f"attention, {gate}": _attention(gate) for gate in GATES},
     "attention, all gates": _attention(*GATES),
-    SPLIT: Row(
-        _split(hc_split_sinkhorn), _split(reference.hc_split_sinkhorn), _split_shapes, SPLIT, ("mixes",)
+    SPLIT: _row(SPLIT, "mixes scale base", "mixes", _split),
+    "hc_split_sinkhorn, reduced": _row(SPLIT, "partials squares scale base", "scale base", _reduced),
+    "hc_mixes": _row("hc_mixes", "x fn norm_weight", "x", _mixes, _of_mixes),
+    "hc_pre": _row("hc_pre", "x pre", "x"),
+    "hc_pre, norm": _row("hc_pre", "x pre y_norm_weight", "x", _normed),
+    "hc_post": _row("hc_post", UPDATE, "f x"),
+    "hc_coeffs": _row(
+        "hc_site", PARAMETERS, "x", lambda of, *given: of.hc_coeffs(*given, 3), exact=_specified_coefficients
     ),
-    "hc_split_sinkhorn, reduced": Row(
-        _reduced(hc_split_sinkhorn), _reduced(reference.hc_split_sinkhorn), _reduced_shapes, SPLIT,
-        ("scale", "base"),
+    "hc_head": _row(
+        "hc_pre", PARAMETERS, "x", lambda of, *given, **options: of.hc_head(*given, **options), _of_head,
+        exact=_specified_head,
     ),
-    "hc_mixes": Row(_mixes(hc_mixes), _mixes(reference.hc_mixes), _mixes_shapes, "hc_mixes", ("x",)),
-    "hc_pre": Row(hc_pre, reference.hc_pre, _pre_shapes, "hc_pre", ("x",)),
-    "hc_pre, norm": Row(_pre(hc_pre), _pre(reference.hc_pre), _normed_shapes, "hc_pre", ("x",)),
-    "hc_post": Row(hc_post, reference.hc_post, _update_shapes, "hc_post", ("f", "x")),
-    "hc_coeffs": Row(
-        _coefficients(hc_coeffs), _coefficients(_specified_coefficients), _projection_shapes, "hc_site",
-        ("x",),
-    ),
-    "hc_head": Row(
-        lambda *given, **options: hc_head(*given, **options), _specified_head, _head_shapes, "hc_pre", ("x",)
-    ),
-    "hc_site": Row(*SITE),
-    "hc_site, kernels": Row(*SITE, kernels=True),
-    "hc_boundary": Row(*BOUNDARY),
-    "hc_boundary, kernels": Row(*BOUNDARY, kernels=True),
-    "hc_site, norm": Row(*NORMED_SITE),
-    "hc_site, norm, kernels": Row(*NORMED_SITE, kernels=True),
-    "hc_boundary, norm": Row(*NORMED_BOUNDARY),
-    "hc_boundary, norm, kernels": Row(*NORMED_BOUNDARY, kernels=True),
-    "hc_site, log form": Row(
-        _site(partial(hc_site, form="log")), _site(partial(reference.hc_site, form="log")), *SITE[2:]
-    ),
-    "hc_boundary, log form": Row(
-        _boundary(partial(hc_boundary, form="log")), _boundary(partial(reference.hc_boundary, form="log")),
-        *BOUNDARY[2:],
-    ),
+    "hc_site": _row(*SITE, _site),
+    "hc_site, kernels": _row(*SITE, _site, kernels=True),
+    "hc_boundary": _row(*BOUNDARY, _boundary),
+    "hc_boundary, kernels": _row(*BOUNDARY, _boundary, kernels=True),
+    "hc_site, norm": _row(*NORMED_SITE),
+    "hc_site, norm, kernels": _row(*NORMED_SITE, kernels=True),
+    "hc_boundary, norm": _row(*NORMED_BOUNDARY),
+    "hc_boundary, norm, kernels": _row(*NORMED_BOUNDARY, kernels=True),
+    "hc_site, log form": _row(*SITE, partial(_site, form="log")),
+    "hc_boundary, log form": _row(*BOUNDARY, partial(_boundary, form="log")),
 }  # fmt: skip
 
-
-def _of_rows(run):
-    return lambda logits, rows: run(logits, 3, form="log", temperature=0.5, log_row_marginals=rows)
-
-
 _log = {"n_iters": 7, "form": "log", "first": "cols"}
-
-
-def _apart(run):
-    """A specification of streams (..., n, C) for merged ones."""
-    return lambda x, pre: run(x.unflatten(-1, (N, C)), pre)
-
-
-def _joined_update(f, x, post, comb, bias):
-    return reference.hc_post(f, x.unflatten(-1, (N, C)), post, comb, bias).flatten(-2)
-
-
-def _merged(shapes):
-    def of(*lead):
-        return {**shapes(*lead), "x": (*lead, N * C)}
-
-    return of
-
-
 _others = {"post_mult": 1.5, "pre_eps": 1e-2, "post_eps": 1e-3, "comb_order": "oi"}
 _outputs_first = {"comb_order": "oi"}
 _of_norm = {"norm_eps": 0.1, "eps_outside": True}
+
+
+def _apart(x):
+    """Merged streams as the specifications take them."""
+    return x.unflatten(-1, (N, C))
+
+
 VARIANTS = {
-    "sinkhorn, log": Row(
-        partial(sinkhorn, **_log, out_dtype=torch.float64), partial(reference.sinkhorn, **_log),
-        lambda *lead: {"logits": (*lead, *RECTANGLE)}, "sinkhorn", ("logits",),
+    "sinkhorn, log": _row(
+        "sinkhorn", "logits", "logits", lambda of, x: of.sinkhorn(x, **_log, out_dtype=torch.float64),
+        lambda *lead: {"logits": (*lead, *RECTANGLE)}, partial(reference.sinkhorn, **_log),
     ),
-    "sinkhorn, marginals": Row(
-        _of_rows(sinkhorn), _of_rows(reference.sinkhorn),
-        lambda *lead: {"logits": (*lead, 4, 5), "rows": (*lead, 4)}, "sinkhorn", ("logits",),
+    "sinkhorn, marginals": _row(
+        "sinkhorn", "logits rows", "logits",
+        lambda of, x, rows: of.sinkhorn(x, 3, form="log", temperature=0.5, log_row_marginals=rows),
+        lambda *lead: {"logits": (*lead, 4, 5), "rows": (*lead, 4)},
     ),
-    "dot_compress, without z": Row(
-        partial(dot_compress, precise_intermediate=True), reference.dot_compress, _without_z, "dot_compress",
-        ("x", "y"),
+    "dot_compress, without z": _row(
+        "dot_compress", "x y", "x y", lambda of, x, y: of.dot_compress(x, y, precise_intermediate=True),
+        _of_products, reference.dot_compress,
     ),
-    "hc_split_sinkhorn, others": Row(
-        _split(hc_split_sinkhorn, 0.0, **_others), _split(reference.hc_split_sinkhorn, 0.0, **_others),
-        _split_shapes, SPLIT, ("mixes", "base"),
+    "hc_split_sinkhorn, others": _row(
+        SPLIT, "mixes scale base", "mixes base", lambda of, *given: _split(of, *given, 0.0, **_others)
     ),
-    "hc_mixes, merged": Row(
-        partial(hc_mixes, precision="tf32", **_of_norm), partial(reference.hc_mixes, **_of_norm),
-        _merged_shapes, "hc_mixes", ("x", "fn"),
+    "hc_mixes, merged": _row(
+        "hc_mixes", "x fn", "x fn", lambda of, *given: of.hc_mixes(*given, precision="tf32", **_of_norm),
+        _merged, partial(reference.hc_mixes, **_of_norm),
     ),
-    "hc_mixes, prenorm": Row(
-        _prenorm(hc_mixes), _prenorm(reference.hc_mixes), _mixes_shapes, "hc_mixes", ("x",),
+    "hc_mixes, prenorm": _row(
+        "hc_mixes", "x fn norm_weight", "x", lambda of, *given: tuple(_mixes(of, *given, prenorm=True)),
+        _of_mixes,
     ),
-    "hc_pre, merged": Row(
-        partial(hc_pre, merged=True), _apart(reference.hc_pre), _merged(_pre_shapes), "hc_pre", ("x",)
+    "hc_pre, merged": _row(
+        "hc_pre", "x pre", "x", lambda of, x, pre: of.hc_pre(x, pre, merged=True), _merged,
+        lambda x, pre: reference.hc_pre(_apart(x), pre),
     ),
-    "hc_post, merged": Row(
-        partial(hc_post, merged=True), _joined_update, _merged(_update_shapes), "hc_post", ("f", "x")
+    "hc_post, merged": _row(
+        "hc_post", UPDATE, "f x", lambda of, *given: of.hc_post(*given, merged=True), _merged,
+        lambda f, x, *others: reference.hc_post(f, _apart(x), *others).flatten(-2),
     ),
-    "hc_post, without bias": Row(
-        partial(hc_post, **_outputs_first), partial(reference.hc_post, **_outputs_first),
-        _without_bias, "hc_post", ("x", "post"),
+    "hc_post, without bias": _row(
+        "hc_post", "f x post comb", "x post", lambda of, *given: of.hc_post(*given, **_outputs_first)
     ),
 }  # fmt: skip
 """Calls with other options than those of OPERATORS."""
 OF_PYTORCH = {
-    "hc_post, without comb": Row(
-        _without_comb(hc_post), _without_comb(reference.hc_post), _shapes_without_comb, "hc_post", ("f", "x")
+    "hc_post, without comb": _row(
+        "hc_post", "f x post bias", "f x", lambda of, f, x, post, bias: of.hc_post(f, x, post, None, bias)
     ),
 }
 """Functions that call no operator of this package."""
