@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
+from launches import kernels_on_cpu
 
 from helion_sinkhorn import reference
 from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
@@ -75,6 +76,27 @@ def test_a_step_as_large_as_the_weight_is_rounded_once(values, dtype):
     SinkGD([p], 1.0).step()
     error, least = ((t.detach().double() - exact).square().mean().sqrt() for t in (p, exact.to(dtype)))
     assert error <= 1.2 * least
+
+
+@pytest.mark.parametrize("path", ["eager", "kernels"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_nesterov_s_step_is_of_the_average_before_that_is_rounded(dtype, path, monkeypatch):
+    """A step with an average has the bits of a step without one whose gradient is u."""
+    if path == "kernels":
+        pytest.importorskip("triton", reason="the bodies import Triton")
+        kernels_on_cpu(monkeypatch)
+    (p,), (other,) = weights(dtype, SHAPES[:1]), weights(dtype, SHAPES[:1])
+    g, average = gradient(0, 0, p), randn(*p.shape, seed=1, dtype=dtype)
+    terms = 0.05 * g.float()
+    mean = 0.95 * average.float() + terms
+    u, of_rounded = ((0.95 * a.float() + terms).to(dtype) for a in (mean, mean.to(dtype)))
+    optimizer = SinkhornBalanced([p], 0.1)
+    optimizer.state[p][BUFFER] = average
+    p.grad, other.grad = g, u
+    optimizer.step()
+    SinkhornBalanced([other], 0.1, momentum=0.0).step()
+    assert not torch.equal(u, of_rounded)
+    assert_equal([average, p], [mean.to(dtype), other])
 
 
 @pytest.mark.parametrize(("kind", "count"), [(SinkGD, 0), (SinkhornBalanced, 1)])
