@@ -11,7 +11,8 @@ from autograd_calls import randn, value_and_gradient
 from torch._subclasses import FakeTensorMode
 
 from helion_sinkhorn import nn, plan, reference, sinkhorn
-from helion_sinkhorn.configs import device, lookup, settings, store
+from helion_sinkhorn.configs import settings, store
+from helion_sinkhorn.ops.sinkhorn import api
 
 FORMS = ("deepseek", "log")
 FIRSTS = ("rows", "cols")
@@ -71,25 +72,10 @@ def test_no_iterations_is_exp(dtype, form):
     assert torch.equal(dx, (dp.to(wide.dtype) * wide.exp()).to(dtype))
 
 
-@pytest.mark.parametrize(
-    "small", [(1, 1, 4, 5), (3, 1, 4, 5), (3, 2, 1, 5), (3, 2, 4, 1), (1, 1, 1, 1)], ids=str
-)
-def test_expanded_logits_and_upstream_gradients(small):
-    shape = (3, 2, 4, 5)
-    x, dp = randn(*small), randn(*shape, seed=1)
-    p, dx = both(x.expand(shape), dp)
-    q, dq = both(x.expand(shape).contiguous(), dp)
-    assert torch.equal(p, q)
-    assert torch.equal(dx, dq)
-    y, dy = randn(*shape, seed=2), randn(*small, seed=3)
-    _, dx = both(y, dy.expand(shape))
-    _, dq = both(y, dy.expand(shape).contiguous())
-    assert torch.equal(dx, dq)
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("first", FIRSTS)
-def test_masked_entries(form, first):
+def test_masked_entries_are_zero(form, first):
+    """Elsewhere they are within the budget, by test_kernels.py."""
     x, dp = randn(4, 4, 4), randn(4, 4, 4, seed=1)
     masked = torch.zeros(4, 4, 4, dtype=torch.bool)
     masked[0, 0, 1] = True
@@ -97,10 +83,6 @@ def test_masked_entries(form, first):
     masked[2] = torch.ones(4, 4, dtype=torch.bool).triu(1)
     x = x.masked_fill(masked, -math.inf)
     p, dx = both(x, dp, form=form, first=first)
-    expected, expected_dx = truth(x, dp, form=form, first=first)
-    assert_accurate(p, expected)
-    # autograd of logsumexp makes NaN of -inf - -inf on the masked entries alone
-    assert_accurate(dx.masked_fill(masked, 0), expected_dx.masked_fill(masked, 0))
     assert torch.equal(dx[masked], torch.zeros_like(dx[masked]))
     if form == "log":
         assert torch.equal(p[masked], torch.zeros_like(p[masked]))
@@ -140,18 +122,11 @@ def test_what_is_undefined_stays_in_its_own_matrix(poison, form, first, n_iters,
     else:
         assert q[place].isnan().all()
         assert dq[place].isnan().all()
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_nan_upstream_stays_in_its_own_matrix(form):
-    x, dp = randn(7, 4, 4), randn(7, 4, 4, seed=1)
-    bad = dp.clone()
-    bad[3, 1, 2] = math.nan
-    _, dx = both(x, dp, form=form)
-    _, dq = both(x, bad, form=form)
-    others = torch.arange(7) != 3
+    bad_dp = dp.clone()
+    bad_dp[place, rows, cols] = math.nan
+    _, dq = both(x, bad_dp, n_iters, form=form, first=first)
     assert torch.equal(dq[others], dx[others])
-    assert dq[3].isnan().any()
+    assert dq[place].isnan().any()
 
 
 def test_zero_and_large_eps_are_what_they_say():
@@ -164,12 +139,6 @@ def test_zero_and_large_eps_are_what_they_say():
         assert_accurate(actual, expected, 3)
 
 
-def test_implementations_agree_on_a_cpu():
-    x, dp = randn(3, 4, 4), randn(3, 4, 4, seed=1)
-    for actual, expected in zip(both(x, dp), both(x, dp, implementation="pytorch"), strict=True):
-        assert torch.equal(actual, expected)
-
-
 LOGITS = torch.zeros(2, 4, 4)
 
 # what was given, what is accepted, what to do
@@ -178,52 +147,39 @@ ERRORS = {
     "no dimension": (ValueError, (LOGITS[0, 0, 0],), {}, ("()", "at least two dimensions", "pass")),
     "no rows": (ValueError, (LOGITS[:, :0],), {}, ("(2, 0, 4)", "at least one row and one column")),
     "no columns": (ValueError, (LOGITS[..., :0],), {}, ("(2, 4, 0)", "at least one row and one column")),
-    "negative n_iters": (ValueError, (LOGITS, -1), {}, ("n_iters is -1", "an int from 0 to 1048576", "pass")),
-    "endless n_iters": (ValueError, (LOGITS, 1 << 70), {},
-                        ("n_iters is 1180591", "an int from 0 to 1048576")),
-    "bool n_iters": (TypeError, (LOGITS, True), {}, ("n_iters is True", "an int from 0 to 1048576", "pass")),
-    "float n_iters": (TypeError, (LOGITS, 20.0), {}, ("n_iters is 20.0", "an int from 0 to 1048576", "pass")),
-    "nan eps": (ValueError, (LOGITS,), {"eps": math.nan}, ("eps is nan", "pass 0 or a float from 1e-12")),
-    "inf eps": (ValueError, (LOGITS,), {"eps": math.inf}, ("eps is inf", "1e-12 to 1")),
-    "negative eps": (ValueError, (LOGITS,), {"eps": -1e-6}, ("eps is -1e-06", "from 1e-12 to 1")),
-    "large eps": (ValueError, (LOGITS,), {"eps": 1e20}, ("eps is 1e+20", "pass 0 or a float from 1e-12")),
-    "tiny eps": (ValueError, (LOGITS,), {"eps": 1e-20}, ("eps is 1e-20", "pass 0 or a float from 1e-12")),
-    "eps beyond floats": (ValueError, (LOGITS,), {"eps": 10**400}, ("eps is beyond", "pass 0")),
-    "eps of the log form": (
-        ValueError, (LOGITS,), {"form": "log", "eps": 1e-3},
-        ("eps is 0.001 with form='log', which has no eps", "leave it out", "form='deepseek'"),
-    ),
-    "nested logits": (
-        TypeError, (torch.nested.nested_tensor([LOGITS[0], LOGITS[0, :1]]),), {},
-        ("logits is a nested tensor", ".to_padded_tensor(0.0)", ".unbind()"),
-    ),
-    "bool eps": (TypeError, (LOGITS,), {"eps": True}, ("eps is True", "a float", "pass")),
-    "text eps": (TypeError, (LOGITS,), {"eps": "1e-6"}, ("eps is '1e-6'", "a float", "pass")),
-    "form": (ValueError, (LOGITS,), {"form": "exp"}, ("form is 'exp'", "'deepseek', 'log'", "use one of")),
-    "first": (
-        ValueError, (LOGITS,), {"first": "columns"},
-        ("first is 'columns'", "'rows', 'cols'", "use one of"),
-    ),
-    "backward": (
-        ValueError, (LOGITS,), {"backward": "unrolled"},
-        ("backward is 'unrolled'", "'exact'", "use one of"),
-    ),
-    "implementation": (
-        ValueError, (LOGITS,), {"implementation": "triton"},
-        ("implementation is 'triton'", "'auto', 'helion', 'pytorch'", "use one of"),
-    ),
-    "integer out_dtype": (
-        TypeError, (LOGITS,), {"out_dtype": torch.int32},
-        ("torch.int32", "torch.bfloat16", "or None"),
-    ),
-    "text out_dtype": (
-        TypeError, (LOGITS,), {"out_dtype": "float32"},
-        ("float32", "torch.bfloat16", "or None"),
-    ),
     "helion on a cpu without iterations": (
         NotImplementedError, (LOGITS, 0), {"implementation": "helion"},
         ("logits is on cpu", "CUDA and ROCm GPUs", "use implementation='auto'"),
     ),
+    **{
+        f"n_iters {n_iters}": (kind, (LOGITS, n_iters), {}, (said, "an int from 0 to 1048576", "pass"))
+        for kind, n_iters, said in (
+            (ValueError, -1, "n_iters is -1"), (ValueError, 1 << 70, "n_iters is 1180591"),
+            (TypeError, True, "n_iters is True"), (TypeError, 20.0, "n_iters is 20.0"),
+        )
+    },
+    **{
+        str(options)[:40]: (kind, (LOGITS,), options, words)
+        for kind, options, *words in (
+            (ValueError, {"eps": math.nan}, "eps is nan", "pass 0 or a float from 1e-12"),
+            (ValueError, {"eps": math.inf}, "eps is inf", "1e-12 to 1"),
+            (ValueError, {"eps": -1e-6}, "eps is -1e-06", "from 1e-12 to 1"),
+            (ValueError, {"eps": 1e20}, "eps is 1e+20", "pass 0 or a float from 1e-12"),
+            (ValueError, {"eps": 1e-20}, "eps is 1e-20", "pass 0 or a float from 1e-12"),
+            (ValueError, {"eps": 10**400}, "eps is beyond", "pass 0"),
+            (ValueError, {"form": "log", "eps": 1e-3}, "eps is 0.001 with form='log', which has no eps",
+             "leave it out", "form='deepseek'"),
+            (TypeError, {"eps": True}, "eps is True", "a float", "pass"),
+            (TypeError, {"eps": "1e-6"}, "eps is '1e-6'", "a float", "pass"),
+            (ValueError, {"form": "exp"}, "form is 'exp'", "'deepseek', 'log'", "use one of"),
+            (ValueError, {"first": "columns"}, "first is 'columns'", "'rows', 'cols'", "use one of"),
+            (ValueError, {"backward": "unrolled"}, "backward is 'unrolled'", "'exact'", "use one of"),
+            (ValueError, {"implementation": "triton"}, "implementation is 'triton'",
+             "'auto', 'helion', 'pytorch'", "use one of"),
+            (TypeError, {"out_dtype": torch.int32}, "torch.int32", "torch.bfloat16", "or None"),
+            (TypeError, {"out_dtype": "float32"}, "float32", "torch.bfloat16", "or None"),
+        )
+    },
 }  # fmt: skip
 
 
@@ -297,8 +253,6 @@ def test_beyond_the_kernels_range(shape, dtype, words):
     ids=str,
 )
 def test_kernels_take_no_matrices_that_leave_their_range(sizes, eps, form, n_iters, serves):
-    from helion_sinkhorn.ops.sinkhorn import api
-
     logits = on_gpu(2, *sizes)
     assert api.served_by(logits, api.Options(n_iters, eps, form), "auto") == serves
     if serves == "pytorch":
@@ -311,8 +265,6 @@ def test_kernels_take_no_matrices_that_leave_their_range(sizes, eps, form, n_ite
     ("m", "serves"), [(31, "pytorch"), (32, "helion"), (150, "helion"), (8193, "helion")]
 )
 def test_a_gpu_takes_its_kernels_for_large_matrices_of_any_length(m, form, serves):
-    from helion_sinkhorn.ops.sinkhorn import api
-
     assert api.served_by(on_gpu(2, 160, m), api.Options(form=form), "auto") == serves
 
 
@@ -341,18 +293,10 @@ def test_plan_on_a_cpu():
 
 
 @pytest.fixture
-def untuned_h200(monkeypatch, tmp_path):
+def untuned_h200(monkeypatch, tmp_path, fresh_caches):
     """The device is an H200 and no config was ever tuned."""
-    from helion_sinkhorn.runtime import launch as door
-
     monkeypatch.setattr(settings, "DEVICE", "h200")
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
-    caches = (device.current, lookup.lookup, door.choose)
-    for cache in caches:
-        cache.cache_clear()
-    yield
-    for cache in caches:
-        cache.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -424,15 +368,12 @@ def test_accepted_arguments_do_not_let_other_tensors_pass():
             sinkhorn(other)
     with pytest.raises(ValueError, match="at least one row and one column"):
         sinkhorn(torch.randn(3, 4, 0))
-    with pytest.raises(NotImplementedError):
-        sinkhorn(torch.randn(3, 4, 4), implementation="helion")
-    with pytest.raises(NotImplementedError):
-        sinkhorn(torch.randn(3, 4, 4), implementation="helion")
+    for _ in range(2):
+        with pytest.raises(NotImplementedError):
+            sinkhorn(torch.randn(3, 4, 4), implementation="helion")
 
 
 def test_accepted_arguments_are_few(monkeypatch):
-    from helion_sinkhorn.ops.sinkhorn import api
-
     monkeypatch.setattr(api, "MOST_ACCEPTED", 8)
     monkeypatch.setattr(api, "_accepted", {})
     for k in range(1, 40):

@@ -10,7 +10,6 @@ import torch
 from helion_sinkhorn import reference
 from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 
-FORMS = ["deepseek", "log"]
 FIRSTS = ["rows", "cols"]
 # 2 T divisions and sums of at most 16 terms, each within a few units of 2^-53
 ROUNDING = 2.0**-53 * 2 * 20 * 16
@@ -43,21 +42,15 @@ def test_permutation_masks_give_the_permutation(n, first):
     assert (p - x.isfinite().double()).abs().max() < ROUNDING
 
 
-def test_the_first_deepseek_iteration_written_out():
+def test_two_deepseek_iterations_written_out():
     x, eps = torch.tensor([[0.0, math.log(3.0)], [0.0, 0.0]], dtype=torch.float64), 0.25
-    softmax = [[0.25, 0.75], [0.5, 0.5]]
-    a = [[value + eps for value in row] for row in softmax]
-    columns = [a[0][0] + a[1][0] + eps, a[0][1] + a[1][1] + eps]
-    expected = torch.tensor([[a[i][j] / columns[j] for j in range(2)] for i in range(2)], dtype=torch.float64)
-    assert relative(reference.sinkhorn(x, 1, eps=eps), expected) < ROUNDING
-    once_more = [
-        [expected[i, j].item() / (expected[i].sum().item() + eps) for j in range(2)] for i in range(2)
-    ]
-    sums = [once_more[0][j] + once_more[1][j] + eps for j in range(2)]
-    expected = torch.tensor(
-        [[once_more[i][j] / sums[j] for j in range(2)] for i in range(2)], dtype=torch.float64
-    )
-    assert relative(reference.sinkhorn(x, 2, eps=eps), expected) < ROUNDING
+    rows = [[0.25 + eps, 0.75 + eps], [0.5 + eps, 0.5 + eps]]
+    for n_iters in (1, 2):
+        sums = [rows[0][j] + rows[1][j] + eps for j in range(2)]
+        p = [[row[j] / sums[j] for j in range(2)] for row in rows]
+        expected = torch.tensor(p, dtype=torch.float64)
+        assert relative(reference.sinkhorn(x, n_iters, eps=eps), expected) < ROUNDING
+        rows = [[value / (sum(row) + eps) for value in row] for row in p]
 
 
 @pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5), (16, 9)])
