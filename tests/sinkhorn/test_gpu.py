@@ -16,11 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from autograd_calls import value_and_gradient
-from layouts import LAYOUTS
+from sinkhorn_kernels import BACKWARDS, FORWARD, call_of, choice, ratios
 
 from helion_sinkhorn import plan, sinkhorn
 from helion_sinkhorn.configs.device import current
-from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.lab.sinkhorn.budget import Case
 from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.ops.sinkhorn.implicit.launch import implicit_backward
@@ -87,14 +86,10 @@ def test_narrow_types_are_rounded_once(n, m, form, dtype):
 
 def judged(case: Case, name: str, config=None, **variant) -> dict[str, float]:
     """One kernel, requested by name and variant."""
-    x, dy = case.inputs(DEVICE)
-    selected = door.choose(KERNELS[name], launch.call_of(x, *case.arguments), case.batch, current(0))
+    selected = choice(case, name, device=current(0), **variant)
     if config is not None:
         selected = dataclasses.replace(selected, config=config)
-    selected = launch.with_variant(selected, **variant)
-    if name == "sinkhorn_forward":
-        return case.judge(launch.forward(x, *case.arguments, torch.float32, selected))
-    return case.judge(dx=launch.backward(dy, x, *case.arguments, selected))
+    return ratios(case, selected, DEVICE)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -104,12 +99,8 @@ def judged(case: Case, name: str, config=None, **variant) -> dict[str, float]:
 ])  # fmt: skip
 def test_every_way_to_hold_a_matrix(n, m, thread, form):
     case = Case("randn_3", n, m, 5, form, batch=515)
-    call = launch.call_of(case.inputs()[0], *case.arguments)
-    config = over_threads(call, current(0), *(thread if any(thread) else (n, m)))
-    found = {
-        name: judged(case, name, config, thread=thread)
-        for name in ("sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history")
-    }
+    config = over_threads(call_of(case), current(0), *(thread if any(thread) else (n, m)))
+    found = {name: judged(case, name, config, thread=thread) for name in (FORWARD, *BACKWARDS)}
     if any(thread):
         blocks = (*config, ("pid_type", "persistent_interleaved"), ("num_sm_multiplier", 1))
         found["persistent"] = judged(case, "sinkhorn_backward_history", blocks, thread=thread)
@@ -160,30 +151,6 @@ def test_a_matrix_with_nan_or_without_a_row_is_nan_and_no_other(n, m, form):
         for found, clean in zip(by_kernels(spoiled, dy, **case.options), expected, strict=True):
             assert found[33].isnan().all()
             assert torch.equal(found[others], clean[others])
-
-
-@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5)])
-def test_layouts_do_not_matter(n, m):
-    case = Case("randn_3", n, m, 10, batch=66)
-    x, dy = case.inputs(DEVICE)
-    expected = by_kernels(x, dy, **case.options)
-    assert_within_budget({"contiguous": case.judge(*expected)})
-    for name, change in LAYOUTS.items():
-        if name != "expanded":
-            own, upstream = change(x, ()), change(dy, ())
-            for arguments in ((own, dy), (x, upstream), (own, upstream)):
-                assert all(map(torch.equal, by_kernels(*arguments, **case.options), expected)), name
-    one = dy[0, 0, 0]
-    repeated = by_kernels(x, one.repeat(66, n, m), **case.options)
-    assert all(map(torch.equal, by_kernels(x, one.expand(66, n, m), **case.options), repeated))
-    reshaped = by_kernels(x.view(3, 22, n, m), dy.view(3, 22, n, m), **case.options)
-    assert all(torch.equal(a.view(66, n, m), b) for a, b in zip(reshaped, expected, strict=True))
-
-
-def test_the_default_here_is_the_kernels():
-    x, _ = Case("randn_3", 4, 4).inputs(DEVICE)
-    assert plan(x).implementation == "helion"
-    assert torch.equal(sinkhorn(x), sinkhorn(x, implementation="helion"))
 
 
 def test_more_than_two_to_the_31_elements(monkeypatch):

@@ -15,6 +15,7 @@ from autograd_calls import randn, value_and_gradient
 from forked import python
 from launches import launching_as
 from reference_mode import each_device, of_each_variant
+from sinkhorn_kernels import BACKWARD, BACKWARDS, FORWARD, HISTORY, assert_within, call_of, check, choice
 from steep import STEEP_CALLS, check_gradient
 
 from helion_sinkhorn import reference
@@ -34,86 +35,58 @@ from helion_sinkhorn.runtime.launch import Chosen, device_of
 FORMS = ["deepseek", "log"]
 FIRSTS = ["rows", "cols"]
 WAYS = [("deepseek", "rows"), ("log", "cols")]
-"""Each form and each order once; test_few_iterations has every pair of them."""
+"""Each form and each order once; FEW has every pair of them."""
 SIZES = [
     *((n, n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 33)), (1, 7), (3, 5), (4, 8), (7, 2), (16, 4)
 ]  # fmt: skip
-BACKWARDS = ["sinkhorn_backward", "sinkhorn_backward_history"]
+KINDS = [
+    Case(logits, n, m, 20, *way, batch=16)
+    for logits in LOGITS
+    for n, m, way in ((4, 4, WAYS[0]), (3, 5, WAYS[1]))
+]
+FEW = [
+    Case(logits, 4, 4, n_iters, form, first)
+    for logits in ("randn_8", "identity_like")
+    for n_iters in (1, 2, 3)
+    for form in FORMS
+    for first in FIRSTS
+]
+NARROW = [
+    Case("randn_3", n, m, 20, form, batch=64, dtype=dtype)
+    for n, m, form in ((4, 4, "deepseek"), (3, 5, "log"))
+    for dtype in (torch.bfloat16, torch.float16)
+]
+CALLS = [
+    *KINDS,
+    *(Case("randn_3", n, m, 6, *way) for n, m in SIZES for way in WAYS),
+    *FEW,
+    *(Case("randn_8", 4, 4, 20, eps=eps, batch=16) for eps in (1e-12, 1e-3, 0.5)),
+    *NARROW,
+]
+RESTARTED = [("randn_30", 4, 4), ("identity_like", 4, 4), ("masked", 1, 7), ("randn_30", 7, 2)]
+OF_HISTORY = [
+    *(Case("randn_3", n, m, 3, form, batch=1) for n, m, form in
+      ((64, 64, "log"), (128, 3, "deepseek"), (128, 128, "log"))),
+    # several restarts, and one iteration more than a segment
+    *(Case(*of, 100, *way) for of in RESTARTED for way in WAYS),
+    *(Case("randn_8", 4, 4, length(4, 4) + extra, "log", batch=16)
+      for length in (segment_length, shifted_length) for extra in (0, 1)),
+]  # fmt: skip
 
 
-def choice(case: Case, name: str, **variant):
-    """The default choice for a kernel requested by name, with some variants changed."""
-    x, _ = case.inputs()
-    call = launch.call_of(x, *case.arguments)
-    return launch.with_variant(door.choose(KERNELS[name], call, case.batch, DEVICES["h200"]), **variant)
-
-
-def check(case: Case, selected: Choice) -> None:
-    """What a kernel computes with this choice is within its budget."""
-    x, dy = case.inputs()
-    if selected.kernel == "sinkhorn_forward":
-        ratios = case.judge(launch.forward(x, *case.arguments, torch.float32, selected))
-    else:
-        ratios = case.judge(dx=launch.backward(dy, x, *case.arguments, selected))
-    assert max(ratios.values()) <= 1, (ratios, selected)
-
-
-def check_forward(case: Case, **variant) -> None:
-    check(case, choice(case, "sinkhorn_forward", **variant))
-
-
-def check_backward(case: Case, name: str, **variant) -> None:
-    check(case, choice(case, name, **variant))
-
-
-def check_all(case: Case, *names: str) -> None:
-    """The CPU path and the kernels: their gradients by these, or by each."""
-    x, dy = case.inputs()
-    p = eager.forward(x, *case.arguments, torch.float32)
-    ratios = case.judge(p, eager.backward(dy, x, *case.arguments))
-    assert max(ratios.values()) <= 1, ratios
-    check_forward(case)
-    for name in names or BACKWARDS:
-        check_backward(case, name)
-
-
-@pytest.mark.parametrize("logits", LOGITS)
-@pytest.mark.parametrize(("n", "m", "form", "first"), [(4, 4, *WAYS[0]), (3, 5, *WAYS[1])])
-def test_every_kind_of_logits(n, m, form, first, logits):
-    check_all(Case(logits, n, m, 20, form, first, batch=16))
-
-
-@pytest.mark.parametrize(("form", "first"), WAYS)
-@pytest.mark.parametrize(("n", "m"), SIZES)
-def test_every_size(n, m, form, first):
-    check_all(Case("randn_3", n, m, 6, form, first))
-
-
-@pytest.mark.parametrize(("n", "m", "form"), [(64, 64, "log"), (128, 3, "deepseek"), (128, 128, "log")])
-def test_large_matrices(n, m, form):
-    check_all(Case("randn_3", n, m, 3, form, batch=1), "sinkhorn_backward_history")
-
-
-@pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
-@pytest.mark.parametrize("n_iters", [1, 2, 3])
-@pytest.mark.parametrize("logits", ["randn_8", "identity_like"])
-def test_few_iterations(logits, n_iters, form, first):
-    check_all(Case(logits, 4, 4, n_iters, form, first))
-
-
-@pytest.mark.parametrize(("form", "first"), WAYS)
 @pytest.mark.parametrize(
-    ("n", "m", "logits"), [(4, 4, "randn_30"), (4, 4, "identity_like"), (1, 7, "masked"), (7, 2, "randn_30")]
+    ("case", "backwards"), [*((c, BACKWARDS) for c in CALLS), *((c, (HISTORY,)) for c in OF_HISTORY)], ids=str
 )
-def test_a_hundred_iterations_pass_several_restarts(n, m, logits, form, first):
-    assert segment_length(n, m) < 50
-    check_all(Case(logits, n, m, 100, form, first), "sinkhorn_backward_history")
-
-
-@pytest.mark.parametrize("length", [segment_length, shifted_length])
-@pytest.mark.parametrize("extra", [0, 1])
-def test_one_iteration_more_than_a_segment(extra, length):
-    check_all(Case("randn_8", 4, 4, length(4, 4) + extra, "log", batch=16), "sinkhorn_backward_history")
+def test_values_and_gradients(case, backwards):
+    """By a CPU and by kernels, with results of the dtype of the logits, which are rounded once, and wide."""
+    assert case.n_iters < 100 or segment_length(case.n, case.m) < 50
+    x, dy = case.inputs()
+    dx = eager.backward(dy, x, *case.arguments)
+    for dtype in {torch.float32, case.dtype}:
+        for forward in (eager.forward, launch.forward):
+            ratios = case.judge(forward(x, *case.arguments, dtype), dx)
+            assert max(ratios.values()) <= 1, ratios
+    check(case, *backwards)
 
 
 def test_a_raised_power_keeps_its_digits_and_small_ones():
@@ -127,10 +100,8 @@ def test_a_raised_power_keeps_its_digits_and_small_ones():
 @pytest.mark.parametrize("logits", ["randn_30", "one_up_100", "column_below", "masked"])
 def test_the_shifted_form(logits, n, m, n_iters, first):
     case = Case(logits, n, m, n_iters, "log", first, batch=16)
-    assert launch.shift(launch.call_of(case.inputs()[0], *case.arguments)) == SHIFT
-    check_forward(case)
-    for name in BACKWARDS:
-        check_backward(case, name)
+    assert launch.shift(call_of(case)) == SHIFT
+    check(case, FORWARD, *BACKWARDS)
 
 
 @pytest.mark.parametrize("logits", ["masked", "identity_like"])
@@ -149,12 +120,12 @@ def test_the_shifted_form(logits, n, m, n_iters, first):
 def test_every_variant_that_is_tried(n, m, n_iters, form, first, logits):
     """Threads of a matrix, pairs of reciprocals, pivots, sums in order, u computed again, and segments."""
     case = Case(logits, n, m, n_iters, form, first, batch=8)
-    call = launch.call_of(case.inputs()[0], *case.arguments)
-    for name in ("sinkhorn_forward", *BACKWARDS):
+    call = call_of(case)
+    for name in (FORWARD, *BACKWARDS):
         for tried in of_each_variant(candidates(KERNELS[name], call, DEVICES["h200"])):
-            check(case, tried)
+            assert_within(case, tried)
             # reference mode adds up alike, and would not notice a variant that is ignored
-            if name == "sinkhorn_forward" and dict(tried.variant).get("ordered"):
+            if name == FORWARD and dict(tried.variant).get("ordered"):
                 plain = launch.with_variant(tried, ordered=False)
                 assert len({launch.constants(call, case.eps, c, "full") for c in (tried, plain)}) == 2
 
@@ -166,8 +137,7 @@ def test_columns_of_logits_and_gradients_are_numbered_alike(n, dtypes):
     case = Case("randn_3", n, n, 20, batch=8)
     x, dy = (t.to(dtype) for t, dtype in zip(case.inputs(), dtypes, strict=True))
     tree, ordered = (
-        choice(case, "sinkhorn_backward", thread=(n, n), ordered=ordered, length=7)
-        for ordered in (False, True)
+        choice(case, BACKWARD, thread=(n, n), ordered=ordered, length=7) for ordered in (False, True)
     )
     expected = launch.backward(dy.float(), x.float(), *case.arguments, tree)
     found = launch.backward(dy, x, *case.arguments, ordered)
@@ -182,7 +152,7 @@ def test_sums_in_order_load_a_row_at_most(dtype, form, first):
     x, dy = (t.to(dtype) for t in case.inputs())
     results = []
     for ordered in (False, True):
-        selected = choice(case, "sinkhorn_backward", thread=(4, 4), ordered=ordered)
+        selected = choice(case, BACKWARD, thread=(4, 4), ordered=ordered)
         assert views.loaded(x, selected).shape[-1] == (4 if ordered else 16 // x.element_size())
         results.append(launch.backward(dy, x, *case.arguments, selected))
     assert torch.equal(*results)
@@ -201,10 +171,10 @@ def test_sums_in_order_load_a_row_at_most(dtype, form, first):
 )
 def test_gradients_in_registers_are_shifted_or_pass_a_restart(n, m, first, n_iters, restarts, logits, length):
     case = Case(logits, n, m, n_iters, "log", first)
-    call = launch.call_of(case.inputs()[0], *case.arguments)
+    call = call_of(case)
     assert (launch.segment(call) < call.steps) == restarts != bool(launch.shift(call))
     assert launch.backward_kernel(call) == "sinkhorn_backward"
-    check_backward(case, "sinkhorn_backward", length=length)
+    check(case, BACKWARD, length=length)
 
 
 @each_device
@@ -239,11 +209,10 @@ def test_segments_hold_all_iterations_between_restarts(wanted):
 @pytest.mark.parametrize("eps", [1e-6, 2.0**-30])
 def test_a_pivot_changes_rounding_only(eps, n, m, first, logits):
     case = Case(logits, n, m, 20, "deepseek", first, eps=eps)
-    call = launch.call_of(case.inputs()[0], *case.arguments)
-    how = choice(case, "sinkhorn_forward", pivoted=True)
+    call = call_of(case)
+    how = choice(case, FORWARD, pivoted=True)
     assert launch.constants(call, eps, how, "full")[-1] is True
-    check_forward(case, thread=(n, m), pivoted=True)
-    check_backward(case, "sinkhorn_backward", thread=(n, m), pivoted=True)
+    check(case, FORWARD, BACKWARD, thread=(n, m), pivoted=True)
 
 
 @pytest.mark.parametrize(
@@ -251,52 +220,34 @@ def test_a_pivot_changes_rounding_only(eps, n, m, first, logits):
 )
 def test_no_pivot_where_it_could_leave_the_range(n_iters, eps, form):
     case = Case("randn_8", 4, 4, n_iters, form, eps=eps)
-    call = launch.call_of(case.inputs()[0], *case.arguments)
-    how = choice(case, "sinkhorn_forward", pivoted=True)
+    call = call_of(case)
+    how = choice(case, FORWARD, pivoted=True)
     assert launch.constants(call, eps, how, "full")[-1] is False
-    check_forward(case, pivoted=True)
+    check(case, FORWARD, pivoted=True)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("n_iters", [1, 7, 20])
 @pytest.mark.parametrize("length", [1, 6, 7])
 def test_segments_of_any_length(length, n_iters, form):
-    check_backward(Case("randn_8", 4, 4, n_iters, form), "sinkhorn_backward", length=length)
+    check(Case("randn_8", 4, 4, n_iters, form), BACKWARD, length=length)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("logits", ["randn_30", "masked"])
 def test_pairs_are_given_up_where_they_could_overflow(logits, form):
     case = Case(logits, 2, 8, 24, form, batch=16)
-    call = launch.call_of(case.inputs()[0], *case.arguments)
-    choices = (choice(case, "sinkhorn_forward", paired=paired) for paired in (True, False))
+    call = call_of(case)
+    choices = (choice(case, FORWARD, paired=paired) for paired in (True, False))
     paired, single = (launch.constants(call, case.eps, of, "full") for of in choices)
     assert (paired != single) == (form == "deepseek")
-    check_forward(case, paired=True)
-    check_backward(case, "sinkhorn_backward", paired=True)
-
-
-@pytest.mark.parametrize("eps", [1e-12, 1e-3, 0.5])
-def test_other_eps(eps):
-    check_all(Case("randn_8", 4, 4, 20, eps=eps, batch=16))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("n", "m", "form"), [(4, 4, "deepseek"), (3, 5, "log")])
-def test_narrow_types_are_rounded_once(n, m, form, dtype):
-    case = Case("randn_3", n, m, 20, form, batch=64, dtype=dtype)
-    x, _ = case.inputs()
-    for out_dtype in (dtype, torch.float32):
-        for forward in (launch.forward, eager.forward):
-            ratios = case.judge(forward(x, *case.arguments, out_dtype))
-            assert ratios["P"] <= 1, ratios
-    check_all(case)
+    check(case, FORWARD, BACKWARD, paired=True)
 
 
 def test_history_in_slices_of_the_batch(monkeypatch):
     case = Case("randn_3", 3, 4, 30, "log", batch=70)
     x, dy = case.inputs()
-    selected = choice(case, "sinkhorn_backward_history")
+    selected = choice(case, HISTORY)
     launches = []
     run = door.run
     launching_as(monkeypatch, run=lambda *args: launches.append(args[1].size(0)) or run(*args))
@@ -312,8 +263,8 @@ def test_every_candidate_divides_one_iteration(n, form):
     call = SinkhornCall(form == "deepseek", 1, "float32", n, n, 1)
     of_space = candidates(KERNELS["sinkhorn_backward"], call, DEVICES["h200"])
     assert of_space
-    for choice in of_space:
-        length, head, tail = launch.segments(call, dict(choice.variant)["length"])
+    for found in of_space:
+        length, head, tail = launch.segments(call, dict(found.variant)["length"])
         assert (length > 0, head, tail) == (True, 0, 0)
 
 

@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
+import sinkhorn_kernels
 import torch
+from sinkhorn_kernels import BACKWARD, BACKWARDS, FORWARD, HISTORY, choice
 
 from ci.gate.runs import Guarded
-from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.lab.sinkhorn.budget import Case
 from helion_sinkhorn.ops.sinkhorn import launch
-from helion_sinkhorn.runtime import launch as door
 
 pytestmark = pytest.mark.usefixtures("as_compiled")
-BACKWARDS = ["sinkhorn_backward", "sinkhorn_backward_history"]
 # One program costs a millisecond whatever its block: 13 matrices in blocks of 8 are two programs and a tail
-BATCH, BLOCK = 13, 8
-
-
-def choice(case: Case, name: str, block: int = BLOCK, **variant):
-    call = launch.call_of(case.inputs()[0], *case.arguments)
-    selected = door.choose(KERNELS[name], call, case.batch, DEVICES["h200"])
-    config = {**dict(selected.config), "block_sizes": (block,)}
-    selected = type(selected)(name, tuple(sorted(config.items())), selected.variant, "a test")
-    return launch.with_variant(selected, **variant)
-
-
-def check_forward(case: Case, **variant) -> None:
-    x, _ = case.inputs()
-    ratios = case.judge(
-        launch.forward(x, *case.arguments, torch.float32, choice(case, "sinkhorn_forward", **variant))
-    )
-    assert ratios["P"] <= 1, ratios
-
-
-def check_backward(case: Case, name: str, **variant) -> None:
-    x, dy = case.inputs()
-    ratios = case.judge(dx=launch.backward(dy, x, *case.arguments, choice(case, name, **variant)))
-    assert ratios["dX"] <= 1, ratios
+BATCH, BLOCK = 13, {"block_sizes": (8,)}
+check = functools.partial(sinkhorn_kernels.check, config=BLOCK)
 
 
 BY_NIGHT = pytest.mark.nightly("interpreted, 9 s a case")
@@ -54,9 +33,7 @@ def some(always, *by_night):
 @pytest.mark.parametrize(("n", "m"), [(3, 5), (1, 1), (3, 3), (1, 7), (8, 2), (7, 2)])
 def test_sizes_with_a_tail_of_the_batch(n, m, form, first):
     case = Case("randn_3", n, m, 3, form, first, batch=BATCH)
-    check_forward(case)
-    for name in BACKWARDS:
-        check_backward(case, name)
+    check(case, FORWARD, *BACKWARDS)
 
 
 @pytest.mark.parametrize("form", some(["log"], "deepseek"))
@@ -65,9 +42,7 @@ def test_sizes_with_a_tail_of_the_batch(n, m, form, first):
 def test_kinds_of_logits(n, m, logits, form):
     # iterations and sides of other tests, which generate this code too
     case = Case(logits, n, m, 3, form, {"log": "cols", "deepseek": "rows"}[form], batch=BATCH)
-    check_forward(case)
-    for name in BACKWARDS:
-        check_backward(case, name)
+    check(case, FORWARD, *BACKWARDS)
 
 
 @BY_NIGHT
@@ -84,10 +59,10 @@ def test_variants(form, pivoted, lean, rows, columns, paired):
     """The log form has no pivot."""
     variant = {"thread": (rows, columns), "paired": paired, "pivoted": pivoted}
     case = Case("randn_3", 4, 4, 4, form, batch=BATCH)
-    check_forward(case, **variant)
-    check_backward(case, "sinkhorn_backward", **variant, lean=lean)
+    check(case, FORWARD, **variant)
+    check(case, BACKWARD, **variant, lean=lean)
     if not lean:
-        check_backward(case, "sinkhorn_backward_history", thread=(rows, columns))
+        check(case, HISTORY, thread=(rows, columns))
 
 
 @BY_NIGHT
@@ -101,16 +76,16 @@ def test_variants(form, pivoted, lean, rows, columns, paired):
 def test_sums_in_order(n, thread, form):
     """The order of a sum in a thread, and over the threads of a line; 20 iterations of 8 x 8 restart once."""
     case = Case("randn_3", n, n, 20, form, batch=BATCH)
-    check_forward(case, thread=thread, ordered=True)
+    check(case, FORWARD, thread=thread, ordered=True)
     if (n, n) == thread:
-        check_backward(case, "sinkhorn_backward", thread=thread, ordered=True, length=7)
+        check(case, BACKWARD, thread=thread, ordered=True, length=7)
 
 
 @BY_NIGHT
 @pytest.mark.parametrize(("n_iters", "length"), [(5, 2), (1, 3), (4, 2), (6, 2)])
 @pytest.mark.parametrize("n", [4, 3])
 def test_segments_of_any_length(n, n_iters, length):
-    check_backward(Case("randn_8", n, n, n_iters, batch=BATCH), "sinkhorn_backward", length=length)
+    check(Case("randn_8", n, n, n_iters, batch=BATCH), BACKWARD, length=length)
 
 
 @BY_NIGHT
@@ -118,10 +93,10 @@ def test_segments_of_any_length(n, n_iters, length):
 def test_restarts(n, m, first):
     """One program has the gradients of three scales: its operations take the time, not its matrices."""
     case = Case("randn_8", n, m, 60, "log", first, batch=BATCH)
-    check_forward(case, block=16)
+    sinkhorn_kernels.check(case, FORWARD, config={"block_sizes": (16,)})
     x, dy = case.inputs()
     scales = torch.tensor([1.0, 2.0**-66, 2.0**100]).view(-1, 1, 1, 1)
-    selected = choice(case, "sinkhorn_backward_history", block=64)
+    selected = choice(case, HISTORY, {"block_sizes": (64,)})
     dx = launch.backward((dy * scales).flatten(0, 1), x.repeat(3, 1, 1), *case.arguments, selected)
     plain, *others = dx.unflatten(0, (3, -1)) / scales
     assert case.judge(dx=plain)["dX"] <= 1
@@ -135,8 +110,8 @@ def test_nothing_is_written_outside_the_result(n, m, batch):
     case = Case("randn_3", n, m, 3, "log", "cols", batch=batch)
     x, dy = case.inputs()
     with Guarded() as memory:
-        p = launch.forward(x, *case.arguments, torch.float32, choice(case, "sinkhorn_forward"))
-        dx = [launch.backward(dy, x, *case.arguments, choice(case, name)) for name in BACKWARDS]
+        p = launch.forward(x, *case.arguments, torch.float32, choice(case, FORWARD, BLOCK))
+        dx = [launch.backward(dy, x, *case.arguments, choice(case, name, BLOCK)) for name in BACKWARDS]
     for result in dx:
         ratios = case.judge(p, result)
         assert max(ratios.values()) <= 1, ratios
@@ -150,7 +125,7 @@ def test_nothing_is_written_outside_the_result(n, m, batch):
 def test_a_result_does_not_depend_on_the_batch_around_it(n, m, n_iters):
     case = Case("randn_3", n, m, n_iters, "log", "cols", batch=BATCH)
     x, dy = case.inputs()
-    forward, backward = (choice(case, name) for name in ("sinkhorn_forward", "sinkhorn_backward"))
+    forward, backward = (choice(case, name, BLOCK) for name in (FORWARD, BACKWARD))
     p = launch.forward(x, *case.arguments, torch.float32, forward)
     dx = launch.backward(dy, x, *case.arguments, backward)
     for rows in (slice(0, 1), slice(3, 11), slice(5, BATCH)):
@@ -162,7 +137,7 @@ def test_a_result_does_not_depend_on_the_batch_around_it(n, m, n_iters):
 def test_layouts():
     case = Case("randn_3", 3, 5, 3, batch=BATCH)
     x, dy = case.inputs()
-    forward, backward = (choice(case, name) for name in ("sinkhorn_forward", "sinkhorn_backward"))
+    forward, backward = (choice(case, name, BLOCK) for name in (FORWARD, BACKWARD))
     apart = torch.stack((x, -x), 1)[:, 0]
     p = launch.forward(apart, *case.arguments, torch.float32, forward)
     dx = launch.backward(dy.mT.contiguous().mT, apart, *case.arguments, backward)
@@ -173,8 +148,4 @@ def test_layouts():
 @BY_NIGHT
 def test_a_large_batch_in_one_program():
     case = Case("randn_3", 4, 4, 4, batch=4096)
-    x, dy = case.inputs()
-    p = launch.forward(x, *case.arguments, torch.float32, choice(case, "sinkhorn_forward", block=4096))
-    dx = launch.backward(dy, x, *case.arguments, choice(case, "sinkhorn_backward", block=4096))
-    ratios = case.judge(p, dx)
-    assert max(ratios.values()) <= 1, ratios
+    sinkhorn_kernels.check(case, FORWARD, BACKWARD, config={"block_sizes": (4096,)})
