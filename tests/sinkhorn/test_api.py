@@ -141,7 +141,7 @@ def test_zero_and_large_eps_are_what_they_say():
 
 LOGITS = torch.zeros(2, 4, 4)
 
-# what was given, what is accepted, what to do
+# what was given, what is accepted, what to do; runtime/test_checks.py has what is no int
 ERRORS = {
     "one dimension": (ValueError, (LOGITS[0, 0],), {}, ("(4,)", "at least two dimensions", "pass")),
     "no dimension": (ValueError, (LOGITS[0, 0, 0],), {}, ("()", "at least two dimensions", "pass")),
@@ -151,13 +151,9 @@ ERRORS = {
         NotImplementedError, (LOGITS, 0), {"implementation": "helion"},
         ("logits is on cpu", "CUDA and ROCm GPUs", "use implementation='auto'"),
     ),
-    **{
-        f"n_iters {n_iters}": (kind, (LOGITS, n_iters), {}, (said, "an int from 0 to 1048576", "pass"))
-        for kind, n_iters, said in (
-            (ValueError, -1, "n_iters is -1"), (ValueError, 1 << 70, "n_iters is 1180591"),
-            (TypeError, True, "n_iters is True"), (TypeError, 20.0, "n_iters is 20.0"),
-        )
-    },
+    "endless n_iters": (
+        ValueError, (LOGITS, 1 << 70), {}, ("n_iters is 1180591", "an int from 0 to 1048576", "pass")
+    ),
     **{
         str(options)[:40]: (kind, (LOGITS,), options, words)
         for kind, options, *words in (

@@ -68,30 +68,29 @@ class TestEquations:
         assert (error.amax((-2, -1)) < bound).all()
         assert error.max() > 1e-7
 
-    @pytest.mark.parametrize("solver", SOLVERS)
-    @pytest.mark.parametrize("n_iters", [1, 300])
-    @pytest.mark.parametrize(("n", "m"), SQUARE + RECTANGULAR)
-    def test_corrected_is_the_dense_solution(self, n, m, n_iters, solver):
-        p, dy, _ = balanced_matrix(n, m, n_iters=n_iters)
-        got = implicit.backward(dy, p, ENOUGH, "corrected", solver, torch.float64)
-        assert (got - dense(p, dy, "corrected")).abs().max() < 1e-11
-        # the rows and columns of a corrected gradient sum to zero at any P
-        assert got.sum(-1).abs().max() < 1e-12
-        assert got.sum(-2).abs().max() < 1e-11
-
-    @pytest.mark.parametrize("n_iters", [3, 300])
-    @pytest.mark.parametrize("n", [2, 3, 4, 8])
-    def test_reduced_and_full_are_the_dense_solutions(self, n, n_iters):
-        p, dy, dx = balanced_matrix(n, n, n_iters=n_iters)
-        for system, solver, expected in (
-            ("reduced", "direct", "reduced"),
-            ("reduced", "cg", "reduced"),
-            ("full", "direct", "reduced"),
-            ("full", "cg", "full"),
-        ):
+    @pytest.mark.parametrize(
+        ("system", "solver", "dense_system", "sizes"),
+        [
+            ("corrected", "direct", "corrected", SQUARE + RECTANGULAR),
+            ("corrected", "cg", "corrected", SQUARE + RECTANGULAR),
+            ("reduced", "direct", "reduced", SQUARE[1:]),
+            ("reduced", "cg", "reduced", SQUARE[1:]),
+            ("full", "direct", "reduced", SQUARE[1:]),
+            ("full", "cg", "full", SQUARE[1:]),
+        ],
+    )
+    @pytest.mark.parametrize("n_iters", [1, 3, 300])
+    def test_it_is_the_dense_solution(self, n_iters, system, solver, dense_system, sizes):
+        for n, m in sizes:
+            p, dy, dx = balanced_matrix(n, m, n_iters=n_iters)
             got = implicit.backward(dy, p, ENOUGH, system, solver, torch.float64)
-            assert (got - dense(p, dy, expected)).abs().max() < 1e-11, (system, solver)
-            assert ((got - dx).abs().max() < 1e-10) == (n_iters == 300)
+            assert (got - dense(p, dy, dense_system)).abs().max() < 1e-11, (n, m)
+            if system == "corrected":
+                # its rows and columns sum to zero at any P
+                assert got.sum(-1).abs().max() < 1e-12
+                assert got.sum(-2).abs().max() < 1e-11
+            else:
+                assert ((got - dx).abs().max() < 1e-10) == (n_iters == 300)
 
     @pytest.mark.parametrize("system", SYSTEMS)
     def test_fewer_steps_of_cg_than_unknowns_fall_short(self, system):
@@ -248,11 +247,7 @@ class TestMarginalError:
         errors = [marginal_error(sinkhorn(x, t)).max().item() for t in (1, 5, 20, 200)]
         assert errors[0] > 2 * errors[1] > 4 * errors[2] > 100 * errors[3]
 
-    def test_what_is_not_accepted(self):
-        with pytest.raises(TypeError, match=r"p has dtype torch.int64; accepted are .* with .float\(\)"):
-            marginal_error(torch.ones(2, 2, dtype=torch.int64))
-        with pytest.raises(TypeError, match=r"p is a list; pass a torch\.Tensor of shape \(\.\.\., n, m\)"):
-            marginal_error([1])
+    def test_a_vector_is_refused(self):
         with pytest.raises(ValueError, match=r"p has shape \(3,\)"):
             marginal_error(torch.ones(3))
 
@@ -302,14 +297,6 @@ def test_only_elimination_keeps_the_digits_of_nearly_disconnected_matrices():
     assert worst(by_direct, equations.exact, cg) < 0.1
 
 
-def test_a_narrow_result_may_be_rounded_once():
-    p, dy = drawn("randn_1", 4, 4)
-    equations = Stationarity(p.bfloat16(), dy.bfloat16(), "corrected")
-    budget = equations.error_budget("direct", torch.bfloat16)
-    assert 0.9 < worst(equations.exact.bfloat16(), equations.exact, budget) <= 1
-    assert worst(equations.exact.bfloat16(), equations.exact, equations.error_budget("direct")) > 100
-
-
 def gradient(x, dy):
     """(P, dX) by the kernels."""
     options = {"form": "log", "backward": "implicit", "implementation": "helion"}
@@ -332,14 +319,6 @@ def test_other_sizes_and_types(n, m, dtype):
     expected = implicit.backward(dy.double(), p.double().cpu(), 20, "corrected", "auto", torch.float64)
     budget = Stationarity(p, dy, "corrected").error_budget(solver_for("auto", n, m), dtype)
     assert worst(dx, expected, budget) <= 1
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("n", [3, 4, 8, 32])
-def test_the_layout_of_the_upstream_gradient_changes_no_bit(n):
-    x = make_logits("randn_3", 300, n, n).cuda()
-    dy = make_cotangents(x).cuda()
-    assert torch.equal(gradient(x, dy.mT.contiguous().mT)[1], gradient(x, dy)[1])
 
 
 @pytest.mark.gpu
