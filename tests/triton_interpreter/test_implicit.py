@@ -35,23 +35,27 @@ def error(n, m, system, solver, logits="randn_1", n_iters=20, batch=BATCH, **var
     return worst(got, equations.exact, equations.error_budget(solver, torch.float32))
 
 
-@pytest.mark.parametrize("solver", ["direct", "cg"])
-@pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 3), (4, 4), (5, 3), (2, 7)])
-def test_sizes_with_a_tail_of_the_batch(n, m, solver):
-    assert error(n, m, "corrected", solver) <= 1
+SOLVERS = "direct", "cg"
+OTHERS = [
+    *((n, n, "corrected", "direct", {"logits": logits})
+      for logits in ("randn_8", "identity_like", "masked", "permutation") for n in (3, 4)),
+    *((3, 3, system, solver, {"n_iters": 5}) for system in ("reduced", "full") for solver in SOLVERS),
+    *((n, n, "corrected", solver, {"batch": 1}) for n in (3, 4) for solver in SOLVERS),
+    *((*sizes, system, "cg", {"thread": thread})
+      for *sizes, thread in ((8, 8, (8, 8)), (8, 8, (8, 4)), (8, 8, (4, 4)), (16, 8, (8, 4)), (8, 16, (8, 4)))
+      for system in ("corrected", "reduced", "full")),
+]  # fmt: skip
+"""Kinds of logits, systems for comparison, one matrix, and matrices over threads."""
+SIZES = (1, 1), (3, 3), (4, 4), (5, 3), (2, 7)
 
 
-@pytest.mark.parametrize("n", [3, 4])
-@pytest.mark.parametrize("logits", ["randn_8", "identity_like", "masked", "permutation"])
-def test_kinds_of_logits(logits, n):
-    assert error(n, n, "corrected", "direct", logits) <= 1
-
-
-@pytest.mark.parametrize("solver", ["direct", "cg"])
-@pytest.mark.parametrize("system", ["reduced", "full"])
-@pytest.mark.parametrize("n", [3])
-def test_systems_for_comparison(n, system, solver):
-    assert error(n, n, system, solver, n_iters=5) <= 1
+@pytest.mark.parametrize(
+    ("n", "m", "system", "solver", "options"),
+    [*((*size, "corrected", solver, {}) for size in SIZES for solver in SOLVERS), *OTHERS],
+    ids=str,
+)
+def test_within_the_budget_with_a_tail_of_the_batch(n, m, system, solver, options):
+    assert error(n, m, system, solver, **options) <= 1
 
 
 @pytest.mark.parametrize("system", ["corrected", "full"])
@@ -63,19 +67,3 @@ def test_any_scale_of_the_upstream_gradient(system):
     for scale in (2.0**-100, 2.0**100):
         scaled = implicit_launch.implicit_backward(dy * scale, p, 20, system, "cg", torch.float32)
         assert torch.equal(scaled / scale, dx)
-
-
-@pytest.mark.parametrize("solver", ["direct", "cg"])
-@pytest.mark.parametrize("n", [3, 4])
-def test_one_matrix(n, solver):
-    assert error(n, n, "corrected", solver, batch=1) <= 1
-
-
-@pytest.mark.parametrize(
-    ("n", "m", "thread"),
-    [(8, 8, (8, 8)), (8, 8, (8, 4)), (8, 8, (4, 4)), (16, 8, (8, 4)), (8, 16, (8, 4))],
-    ids=str,
-)
-@pytest.mark.parametrize("system", ["corrected", "reduced", "full"])
-def test_a_matrix_over_threads(n, m, thread, system):
-    assert error(n, m, system, "cg", thread=thread) <= 1
