@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-from autograd_calls import assert_equal
 from contract import (
     CONTRACT,
     DTYPES,
     PARTS,
     ROWS,
+    WITH_AOT,
+    WITHOUT_AOT,
     Recorder,
     assert_same,
     called,
     each_dtype,
     each_function,
     each_row,
+    is_gradient,
     metadata,
+    opcheck,
     recorded,
 )
 from launches import SITES, kernels_on_cpu
@@ -38,18 +41,11 @@ WITHOUT_GRADIENT = {
     "hc_last_head",
 }
 """Tests of their own have what holds of them: of balance, quantized and last."""
-WITHOUT_AOT = "test_schema", "test_faketensor", "test_autograd_registration"
-OF_ANY_SIZE = *WITHOUT_AOT, "test_aot_dispatch_dynamic"
-"""Graphs of one size are compiled with all gradients in test_single_gradients.py."""
 OPERATORS = {
     name.removeprefix("helion_sinkhorn::")
     for name in torch._C._dispatch_get_all_op_names()
     if name.startswith("helion_sinkhorn::")
 }
-
-
-def is_gradient(operator):
-    return operator._opname.endswith("_backward")
 
 
 def test_rows_call_every_operator(monkeypatch):
@@ -73,16 +69,10 @@ def test_opcheck(name, row, layout):
     calls = recorded(row, given, change)
     if layout == "contiguous":
         calls += recorded(row, given, change, slice(1))[1:]
+    # AOTAutograd takes most of the time; its inputs have the layouts of the fake tensors
+    compiled = layout in ("contiguous", "no tokens") and not row.kernels
     for operator, arguments, _ in calls:
-        leaf = not is_gradient(operator)
-        leaves = [
-            x.detach().requires_grad_(leaf and x.is_floating_point()) if isinstance(x, torch.Tensor) else x
-            for x in arguments
-        ]
-        # AOTAutograd takes most of the time; its inputs have the layouts of the fake tensors
-        compiled = layout in ("contiguous", "no tokens") and not row.kernels
-        tests = OF_ANY_SIZE if compiled else WITHOUT_AOT
-        torch.library.opcheck(operator, tuple(leaves), test_utils=tests)
+        opcheck(operator, arguments, WITH_AOT if compiled else WITHOUT_AOT)
 
 
 @each_dtype
@@ -122,11 +112,3 @@ def test_the_operator_is_what_the_function_runs(name, row):
     for operator, arguments, results in calls:
         with torch.no_grad():
             assert_same(name, tree_leaves(operator(*arguments)), tree_leaves(results))
-
-
-@each_function
-def test_reruns_give_the_same_bits(name, row):
-    given = [*row.arguments(3, 101).values()]
-    once = called(row.function, given)
-    for _ in range(3):
-        assert_equal(called(row.function, given), once)

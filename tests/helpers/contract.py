@@ -28,6 +28,9 @@ COMPOSED = (
 """Functions that PyTorch computes on a CPU by several operators, or by none of this package."""
 CONTRACT = (*PYTORCH, *KERNELS)
 
+WITHOUT_AOT = "test_schema", "test_faketensor", "test_autograd_registration"
+WITH_AOT = *WITHOUT_AOT, "test_aot_dispatch_dynamic"
+"""Graphs of one size are compiled with all gradients in test_single_gradients.py."""
 LONGEST = pytest.mark.nightly("1 to 7 s a test; opcheck, and its gradients one by one, run always")
 
 
@@ -128,6 +131,20 @@ def recorded(row: Row, given: Sequence[torch.Tensor], *how: Any) -> list[tuple[A
     with Recorder() as recorder:
         called(row.function, given, *how)
     return recorder.calls
+
+
+def opcheck(operator: Any, arguments: Sequence[Any], tests: Sequence[str] = WITH_AOT) -> None:
+    """torch.library.opcheck of a recorded call; what has a gradient is differentiated."""
+    leaf = not is_gradient(operator)
+    leaves = [
+        x.detach().requires_grad_(leaf and x.is_floating_point()) if isinstance(x, torch.Tensor) else x
+        for x in arguments
+    ]
+    torch.library.opcheck(operator, tuple(leaves), test_utils=tests)
+
+
+def is_gradient(operator: Any) -> bool:
+    return operator._opname.endswith("_backward")
 
 
 def by_torch_ops(row: Row, *lead: int) -> torch.fx.GraphModule:

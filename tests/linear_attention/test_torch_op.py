@@ -8,21 +8,12 @@ import pytest
 import torch
 from attention_problem import workload
 from autograd_calls import assert_equal
+from contract import opcheck, recorded
+from operator_table import Row
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helion_sinkhorn import recurrent_linear_attention
-from helion_sinkhorn.lab.linear_attention import model
-from helion_sinkhorn.ops.linear_attention.torch_op import DIFFERENTIABLE
-
-FORWARD = torch.ops.helion_sinkhorn.recurrent_linear_attention.default
-BACKWARD = torch.ops.helion_sinkhorn.recurrent_linear_attention_backward.default
-
-
-def arguments(w, serves="pytorch"):
-    x, _, _ = w.make_inputs()
-    *vectors, start = [x.get(name) for name in model.TENSORS]
-    return *vectors, 0.5, start, w.reverse, x.get("cu_seqlens"), serves
 
 
 @pytest.mark.parametrize(
@@ -34,17 +25,14 @@ def arguments(w, serves="pytorch"):
     ids=["packed", "no sequence"],
 )
 def test_opcheck(w):
-    given = arguments(w)
-    leaves = [
-        x.requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-        for x in arguments(w)
-    ]
-    torch.library.opcheck(FORWARD, given)
-    torch.library.opcheck(FORWARD, tuple(leaves))
-    _, do, dend = w.make_inputs()
-    there = [isinstance(given[i], torch.Tensor) for i in DIFFERENTIABLE]
-    for wanted in (there, [w and k % 2 == 0 for k, w in enumerate(there)]):
-        torch.library.opcheck(BACKWARD, (do, dend, *given, wanted))
+    x, *_ = w.make_inputs()
+    names = [name for name in x if name != "cu_seqlens"]
+
+    def run(*given):
+        return attend(**x | dict(zip(names, given, strict=True)), reverse=w.reverse)
+
+    for operator, arguments, _ in recorded(Row(run, run, None), [x[name] for name in names]):
+        opcheck(operator, arguments)
 
 
 def value_and_gradients(function, x, do, **options):
