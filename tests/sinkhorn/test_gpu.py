@@ -107,23 +107,6 @@ def test_every_way_to_hold_a_matrix(n, m, thread, form):
     assert_within_budget(found)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("paired", [True, False])
-def test_whole_matrices_with_pairs_and_with_u_computed_again(paired, form):
-    case = Case("randn_3", 4, 4, 5, form, batch=515)
-    found = {"forward": judged(case, "sinkhorn_forward", paired=paired)}
-    for lean in (False, True):
-        found[lean] = judged(case, "sinkhorn_backward", paired=paired, lean=lean)
-    assert_within_budget(found)
-
-
-@pytest.mark.parametrize(("n_iters", "length"), [(1, 3), (7, 3), (8, 3), (9, 3), (6, 20), (20, 1)])
-@pytest.mark.parametrize("n", [3, 4])
-def test_segments_of_any_length(n, n_iters, length):
-    case = Case("randn_8", n, n, n_iters, batch=65)
-    assert_within_budget({length: judged(case, "sinkhorn_backward", length=length)})
-
-
 def test_history_in_slices_of_the_batch():
     case = Case("randn_3", 4, 4, 60, "log")
     x, dy = case.inputs(DEVICE)

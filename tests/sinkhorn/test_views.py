@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from launches import launching_as
@@ -123,22 +121,3 @@ def test_one_program_serves_every_batch(version, monkeypatch):
         launch.backward(x, x, 20, 1e-6, "log", "rows", choice)
     assert len(launched) == 3
     assert launched.count(launched[0]) == 3
-
-
-@pytest.mark.usefixtures("triton_3_6")
-@pytest.mark.parametrize(
-    ("n", "warps", "hip", "moved"),
-    [
-        (64, 2, None, True),
-        (16, 1, None, True),
-        (8, 1, None, False),
-        (64, 4, None, False),
-        (64, 2, "7.0", False),
-    ],
-)
-def test_where_threads_go_in_front(n, warps, hip, moved, monkeypatch):
-    monkeypatch.setattr(torch.version, "hip", hip)
-    call = launch.call_for(n, n, torch.float32, 20, 1e-6, "log", "rows")
-    choice = with_thread(call, "sinkhorn_forward", (4, 4))
-    choice = dataclasses.replace(choice, config=(("block_sizes", (1,)), ("num_warps", warps)))
-    assert launch.lanes_first(call, choice) is moved
