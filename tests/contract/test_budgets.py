@@ -15,17 +15,10 @@ from reference_mode import of_each_variant
 from tiles import computed
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.balance.workloads import ROWS as BALANCE
-from helion_sinkhorn.lab.dot_compress.workloads import ROWS as DOT_COMPRESS
-from helion_sinkhorn.lab.mixes.workloads import ROWS as MIXES
-from helion_sinkhorn.lab.operators import KERNELS, OPERATORS, TRIALS
-from helion_sinkhorn.lab.post.workloads import ROWS as POST
-from helion_sinkhorn.lab.pre.quantized.workloads import ROWS as QUANTIZE
-from helion_sinkhorn.lab.pre.workloads import ROWS as PRE
+from helion_sinkhorn.lab.operators import KERNELS, OPERATORS, TRIALS, kernel_calls
 from helion_sinkhorn.lab.site.budget import RESULTS as OF_SITE
-from helion_sinkhorn.lab.site.workloads import ROWS as SITE
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
-from helion_sinkhorn.lab.split.workloads import ROWS as SPLIT
+from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes
 from helion_sinkhorn.ops.mhc.mixes.space import CHUNK, MixesCall
 from helion_sinkhorn.ops.mhc.post import launch as post
@@ -39,10 +32,10 @@ from helion_sinkhorn.ops.mhc.split import launch as split
 from helion_sinkhorn.ops.sinkhorn.large import calls as large
 from helion_sinkhorn.runtime.kernel import candidates, default_choice
 
-WORKLOADS = {
-    "hc_mixes": MIXES, "hc_split_sinkhorn": SPLIT, "hc_pre": PRE, "hc_post": POST, "hc_site": SITE,
-    "quantize": QUANTIZE, "sinkhorn_balance": BALANCE, "dot_compress": DOT_COMPRESS,
-}  # fmt: skip
+NAMES = (
+    "hc_mixes", "hc_split_sinkhorn", "hc_pre", "hc_post", "hc_site", "quantize", "sinkhorn_balance",
+    "dot_compress",
+)  # fmt: skip
 MOST = pytest.mark.nightly("half a second to 6 s each, interpreted; every third or fifth runs always")
 FLOATS = torch.float32, torch.bfloat16, torch.float16
 COEFFICIENTS = *FLOATS, torch.float64
@@ -61,8 +54,8 @@ def paths_of(name, place, workload):
     ("workload", "path"),
     [
         pytest.param(w, path, id=f"{w.name} {path}", marks=marks)
-        for name, rows in WORKLOADS.items()
-        for place, w in enumerate(w for w in rows if "ci" in w.tags)
+        for name in NAMES
+        for place, w in enumerate(tagged("ci", OPERATORS[name].workload))
         for path, marks in paths_of(name, place, w)
     ],
 )
@@ -263,7 +256,8 @@ CALLS = [
     *((name, SiteCall("bfloat16", 4, 96, "float32"), distinct) for name in site.KERNELS),
     *(pytest.param(name, SiteCall("float32", 3, 67, "tf32"), distinct, marks=NIGHTLY)
       for name in site.KERNELS),
-    *((name, call, of_each_variant) for name, call in OPERATORS["sinkhorn_balance"].kernel_calls(BALANCE[0])),
+    *((name, call, of_each_variant)
+      for name, call in kernel_calls(WORKLOADS["balance_bf16_n7168_b129280"])),
     *((name, large.call_for(48, 300 if "_wide_" in name else 64, torch.float32), of_each_variant)
       for name in large.KERNELS),
 ]  # fmt: skip
