@@ -22,7 +22,6 @@ from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.out import Out
 from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
-from helion_sinkhorn.ops.mhc.pre.normed import launch as normed_launch
 from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_backward
 from helion_sinkhorn.ops.mhc.site.boundary.head import launch as head_launch
@@ -123,35 +122,6 @@ def test_a_token_of_a_boundary_has_the_same_gradients_alone(norm):
     whole = gradients(slice(None))
     for at in (slice(0, 1), slice(20, 21), slice(60, TOKENS), slice(TOKENS - 1, TOKENS)):
         assert all(torch.equal(a, b[at]) for a, b in zip(gradients(at), whole, strict=True)), at
-
-
-def test_the_norm_of_a_boundary():
-    """Gradients with the norm in the pass equal gradients from a dy that was made before and rounded once.
-
-    The factors come from `hc_pre_normed_backward`'s own code; the true dy is float64.
-    """
-    call = BACKWARDS[1]
-    y_weight, _, dstreams, dy, g, along, streams, _, rows, *update = of_second(call, TOKENS, "cpu")
-    f, x, post, comb, weights = update
-    factors = torch.empty(TOKENS, 2)
-    made = None, None, None, factors
-    normed_launch.gradients(dy, streams, weights, y_weight, 1e-6, made, False)
-    y = torch.einsum("tn,tnc->tc", weights.double(), streams.double())
-    r = (y.square().mean(1, keepdim=True) + 1e-6).rsqrt()
-    v, h = y * r, y_weight.double() * dy.double()
-    mean = (h * v).mean(1, keepdim=True)
-    torch.testing.assert_close(factors.double(), torch.cat([r, mean], 1), rtol=1e-5, atol=1e-6)
-    of_y = ((h - v * mean) * r).float()
-    kernel, wanted = boundary_backward.KERNELS[boundary_backward.SECOND], (True,) * 4 + (False,)
-    found = []
-    for upstream, behind in ((dy, (y_weight, factors)), (of_y, None)):
-        given = boundary_backward.Given(
-            dstreams, upstream, g, along, streams, rows, f, x, None, post, comb, weights
-        )
-        pass_of = boundary_backward.Pass(kernel, call, "io", behind)
-        found.append(boundary_backward.gradients(given, pass_of, wanted)[:4])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-5 * b.abs().max().item())
 
 
 @pytest.mark.parametrize(("n", "dtype", "order"), [(4, torch.bfloat16, "io"), (3, torch.float32, "oi")])
