@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
+from attention_problem import problem
 from autograd_calls import randn
 from contract import ROWS, listed, upstream_of
 from operator_table import VARIANTS
@@ -104,44 +107,35 @@ def compared(name, mesh, case, used=None, **options) -> dict:
     }
 
 
+PACKED = {"shape": (1, 6, 3, 4, 2), "lengths": (2, 4)}
 ATTENTION = {
-    "sequences": (Shard(0), "g g_gamma gk gv"),
-    "heads": (Shard(2), "g g_gamma gk gv"),
-    "steps": (Shard(1), "gk"),
-    "replicated": (Replicate(), "g_gamma"),
-    "packed sequences": (Shard(0), "g_gamma packed"),
-    "packed heads": (Shard(2), "g_gamma packed"),
+    "sequences": (Shard(0), "g g_gamma gk gv", {}),
+    "heads": (Shard(2), "g g_gamma gk gv", {}),
+    "steps": (Shard(1), "gk", {}),
+    "replicated": (Replicate(), "g_gamma", {}),
+    "packed sequences": (Shard(0), "g_gamma", PACKED),
+    "packed heads": (Shard(2), "g_gamma", PACKED),
 }
-"""Placement of q, k, v, and what is given beside them."""
+"""Placement of q, k, v, the gates, and other options."""
 
 
-def attention(mesh, placement, given) -> dict:
+def attention(mesh, placement, gates, options) -> dict:
     """Results and gradients of recurrent_linear_attention, distributed against local."""
-    batch, steps, heads, dk, dv = 1 if "packed" in given else 3, 6, 3, 4, 2
-    offsets = torch.tensor([0, 2, 6]) if "packed" in given else None
-    shapes = {
-        "q": (batch, steps, heads, dk), "k": (batch, steps, heads, dk), "v": (batch, steps, heads, dv),
-        "g": (batch, steps, heads), "g_gamma": (heads,), "gk": (batch, steps, heads, dk),
-        "gv": (batch, steps, heads, dv), "initial_state": (2 if "packed" in given else batch, heads, dk, dv),
-    }  # fmt: skip
-    names = [*"qkv", *(name for name in shapes if name in given.split()), "initial_state"]
-    tensors = {name: -randn(*shapes[name], seed=k).abs() for k, name in enumerate(names)}
+    case = problem(gates, **{"shape": (3, 6, 3, 4, 2), **options})
 
-    def run(make):
-        leaves = {name: make(name, x).requires_grad_() for name, x in tensors.items()}
-        packed = None if offsets is None else make("cu_seqlens", offsets)
-        o, state = recurrent_linear_attention(**leaves, cu_seqlens=packed, output_final_state=True)
-        (o.square().sum() + state.sum()).backward()
-        return o, state, *(x.grad for x in leaves.values())
+    def placed(name, x):
+        return distribute(x, mesh, placement if name in ("q", "k", "v", "gk") else Replicate())
 
-    placed = {name: placement if name in ("q", "k", "v", "gk") else Replicate() for name in shapes}
-    local = run(lambda name, x: x.clone())
-    distributed = run(lambda name, x: distribute(x.clone(), mesh, placed.get(name, Replicate())))
+    inputs = {name: placed(name, x) for name, x in case.inputs.items()}
+    upstream = {"do": placed("do", case.do), "dend": placed("dend", case.dend)}
+    local = case.run(recurrent_linear_attention)
+    found = dataclasses.replace(case, inputs=inputs, **upstream).run(recurrent_linear_attention)
     return {
-        "placements": str(distributed[0].placements[0]),
-        "equal": {n: torch.allclose(a.full_tensor(), b, rtol=1e-5, atol=1e-6)
-                  for n, a, b in zip(["o", "state", *names], distributed, local, strict=True)},
-    }  # fmt: skip
+        "placements": str(found["o"].placements[0]),
+        "equal": {
+            n: torch.allclose(found[n].full_tensor(), x, rtol=1e-5, atol=1e-6) for n, x in local.items()
+        },
+    }
 
 
 def of_matrices(mesh, function) -> list:
@@ -165,8 +159,8 @@ def every_case(mesh) -> dict:
         if all(ROWS[name].token_dims()[n] for n in ROWS[name].streams):
             outcomes[name, "narrow"] = compared(name, mesh, "tokens", streams=torch.bfloat16)
         outcomes[name, "first result"] = compared(name, mesh, "tokens", used=(0,))
-    for name, (placement, gates) in ATTENTION.items():
-        outcomes["attention", name] = attention(mesh, placement, gates)
+    for name, of in ATTENTION.items():
+        outcomes["attention", name] = attention(mesh, *of)
     with torch.no_grad():
         x = randn(5, 2, 4, 4)
         p = sinkhorn(distribute(x, mesh, Shard(0)), out_dtype=torch.bfloat16)
