@@ -5,10 +5,12 @@ tests/conftest.py has NaN in what the package allocates; the specifications say 
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import pytest
 import torch
+from attention_problem import problem
 from autograd_calls import randn
 from contract import of_size
 from launches import kernels_on_cpu
@@ -113,21 +115,15 @@ def products(*shape, d=4, k=2, z=True):
 
 
 def attention(batch=1, steps=9, heads=1, dk=3, dv=2, gates=GATES, offsets=None, states=True, **options):
-    keys, values = (batch, steps, heads, dk), (batch, steps, heads, dv)
-    shapes = {"q": keys, "k": keys, "v": values}
-    of_gates = {"g": keys[:3], "g_gamma": (heads,), "gk": keys, "gv": values}
-    shapes |= {name: of_gates[name] for name in gates}
-    if states:
-        shapes["initial_state"] = (batch if offsets is None else len(offsets) - 1, heads, dk, dv)
-    given = {name: randn(*s, seed=k) for k, (name, s) in enumerate(shapes.items())}
-    given |= {name: -given[name].abs() for name in gates}
-    packs = None if offsets is None else torch.tensor(offsets)
+    lengths = () if offsets is None else tuple(b - a for a, b in itertools.pairwise(offsets))
+    given = problem(" ".join(gates), (batch, steps, heads, dk, dv), states=states, lengths=lengths).inputs
+    given.pop("cu_seqlens", None)
 
     def of(run, **options):
         def call(*tensors):
+            packs = None if offsets is None else torch.tensor(offsets, device=tensors[0].device)
             named = dict(zip(given, tensors, strict=True))
-            own = None if packs is None else packs.to(tensors[0].device)
-            return run(**named, cu_seqlens=own, output_final_state=True, **options)
+            return run(**named, cu_seqlens=packs, output_final_state=True, **options)
 
         return call
 
@@ -162,6 +158,13 @@ EDGES = {
     "attention, no gate": attention(gates=(), states=False),
     "attention, padded pack": attention(offsets=[3, 3, 5, 7]),
     "attention, padded pack backwards": attention(offsets=[3, 3, 5, 7], reverse=True),
+    # more than two slots of kept states before the first sequence, and one after the last
+    **{
+        f"attention, long padding{' backwards' * reverse}": attention(
+            steps=274, offsets=[130, 137, 137, 203, 204], reverse=reverse
+        )
+        for reverse in (False, True)
+    },
     "attention, padded pack without gates": attention(offsets=[0, 5], gates=(), states=False),
     "attention, padding alone": attention(offsets=[5, 5, 5]),
     "attention, full pack": attention(offsets=[0, 0, 9]),

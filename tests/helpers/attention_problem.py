@@ -57,3 +57,10 @@ def problem(
     if w.lengths:
         inputs["cu_seqlens"] = torch.tensor((0, *w.lengths)).cumsum(0).int()
     return Case(inputs, do, dend, w.scale, w.reverse)
+
+
+def assert_within(case: Case, found: dict[str, torch.Tensor], method: str = "recurrent") -> None:
+    """All results of a case are there, and within their budgets."""
+    ratios = case.judge(found, method)
+    assert set(ratios) == set(case.exact)
+    assert max(ratios.values()) <= 1, ratios

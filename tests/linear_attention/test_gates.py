@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 
 import attention_problem
 import pytest
@@ -12,17 +11,13 @@ import torch
 from attention_problem import uniform
 
 from helion_sinkhorn import recurrent_linear_attention, reference
-from helion_sinkhorn.lab.linear_attention.elements import by_elements, case_of, inputs
-from helion_sinkhorn.lab.linear_attention.evidence import title, truths
 from helion_sinkhorn.lab.linear_attention.model import UNDERFLOW
 from helion_sinkhorn.lab.rounding import UNIT
 from helion_sinkhorn.lab.truth import Peer, largest_error
-from helion_sinkhorn.lab.workloads import WORKLOADS
 from helion_sinkhorn.ops.linear_attention import eager
 from helion_sinkhorn.ops.linear_attention.chunked import chunk
 from helion_sinkhorn.ops.linear_attention.chunked import gradients as chunk_gradients
 from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
-from helion_sinkhorn.ops.linear_attention.gates import kernels as bodies
 from helion_sinkhorn.ops.linear_attention.recurrent import launch as recurrent
 
 MEDIAN, MOST = 1.5, 2.0
@@ -49,36 +44,33 @@ def problem(gates, strength, shape=(4, 64, 8, 8, 12), dtype=torch.float32, **opt
 def sizes(case):
     """The sum of the absolute values of the terms of each gate's gradient, by autograd in float64.
 
-    A gate moves all entries of the state that it decays: had each a decay of its own, the sum of their
-    gradients would be the gate's.
+    A gate moves all entries of the state that it decays: had each a decay of its own, as it has where every
+    column of the values is a head, the sum of their gradients would be the gate's.
     """
-    x, found = case.wide, []
-    offsets = x.inputs["cu_seqlens"].tolist() if "cu_seqlens" in x.inputs else [0, x.do.size(1)]
-    packed = "cu_seqlens" in x.inputs
-    rate = torch.zeros(*x.inputs["k"].shape, x.do.size(-1), dtype=torch.float64)
-    for name, axes in (("g", (-1, -1)), ("g_gamma", (-1, -1)), ("gk", (-1,)), ("gv", (-2,))):
-        if name in x.inputs:
-            gate = x.inputs[name]
-            for axis in axes:
-                gate = gate.unsqueeze(axis)
-            rate = rate + gate
-    for n, (begin, end) in enumerate(itertools.pairwise(offsets)):
-        own = slice(n, n + 1) if packed else slice(None)
-        start = x.inputs.get("initial_state")
-        h = torch.zeros_like(rate[:, 0]) if start is None else start[own]
-        steps = range(begin, end)[::-1] if case.reverse else range(begin, end)
-        leaves, o = {t: rate[:, t].clone().requires_grad_() for t in steps}, 0.0
-        for t in steps:
-            h = h * leaves[t].exp() + x.inputs["k"][:, t, :, :, None] * x.inputs["v"][:, t, :, None]
-            o = o + (x.scale * (x.inputs["q"][:, t, :, :, None] * h).sum(-2) * x.do[:, t]).sum()
-        if x.dend is not None:
-            o = o + (h * x.dend[own]).sum()
-        if steps:
-            found += [g.abs() for g in torch.autograd.grad(o, [leaves[t] for t in range(begin, end)])]
-    each = torch.stack(found, 1)
+    x, (*tokens, h, dk), dv = case.wide.inputs, case.inputs["k"].shape, case.do.size(-1)
+    rate = torch.zeros(*tokens, h, dv, dk, dtype=torch.float64)
+    shapes = {
+        "g": (*tokens, h, 1, 1),
+        "g_gamma": (h, 1, 1),
+        "gk": (*tokens, h, 1, dk),
+        "gv": (*tokens, h, dv, 1),
+    }
+    for name in shapes.keys() & x.keys():
+        rate = rate + x[name].view(shapes[name])
+
+    heads = {name: x[name].repeat_interleave(dv, 2) for name in "qk"} | {"gk": rate.flatten(2, 3)}
+    heads["v"], do = (t.flatten(2, 3).unsqueeze(-1) for t in (x["v"], case.wide.do))
+    heads |= {name: x[name] for name in x.keys() & {"cu_seqlens"}}
+    dend = case.wide.dend
+    if dend is not None:
+        heads["initial_state"], dend = (t.mT.flatten(1, 2).unsqueeze(-1) for t in (x["initial_state"], dend))
+    found = dataclasses.replace(case.wide, inputs=heads, do=do, dend=dend).run(
+        reference.recurrent_linear_attention
+    )
+    each = found["dgk"].abs().unflatten(2, (h, dv))
     return {
         "dg": each.sum((-2, -1)), "dg_gamma": each.sum((0, 1, -2, -1)),
-        "dgk": each.sum(-1), "dgv": each.sum(-2),
+        "dgk": each.sum(-2), "dgv": each.sum(-1),
     }  # fmt: skip
 
 
@@ -208,53 +200,6 @@ def test_the_bodies_are_on_units_that_cut_sums(module, gates, strength, steps, m
     monkeypatch.setattr(chunk, "product", on_a_matrix_unit)
     monkeypatch.setattr(chunk_gradients, "product", on_a_matrix_unit)
     check_module(problem(gates, strength, (1, steps, 1, 16, 24)), module)
-
-
-def owed_together(picks, x, fine, how, acc):
-    """`owed` by one running sum on the unit."""
-    return chunk.gathered(picks, x, 3, how, acc)
-
-
-def decay_together(picks, whole, rest, single, fine, how):
-    """`decay_apart` by one running sum of the rest on the unit."""
-    n = chunk.product(picks, whole.to(torch.bfloat16), how)
-    return torch.exp2(n) * torch.exp2(chunk.product_of_pieces([picks], chunk.pieces_of(rest, 3), how))
-
-
-ONE_PACK = dataclasses.replace(WORKLOADS["attention_packed"], heads=1, steps=64, lengths=(64,))
-
-
-OTHERS = pytest.mark.nightly("7 to 11 s each; the sum of the walk runs always")
-RIGHT = pytest.mark.nightly("2 to 11 s; the bodies on such a unit are compared with autograd always")
-
-
-@pytest.mark.parametrize("summed", [pytest.param("apart", marks=RIGHT), "together"])
-@pytest.mark.parametrize(
-    ("workload", "module", "body", "replaced", "wrong"),
-    [
-        (ONE_PACK, recurrent, bodies, "owed", owed_together),
-        pytest.param(
-            *(WORKLOADS["attention_chunks"], chunked, chunk_gradients, "owed", owed_together), marks=OTHERS
-        ),
-        pytest.param(
-            *(WORKLOADS["attention_chunks_growing"], recurrent, bodies, "decay_apart", decay_together),
-            marks=OTHERS,
-        ),
-    ],
-    ids=["recurrent", "chunked", "growing"],
-)
-def test_the_gate_tells_them_from_a_running_sum(workload, module, body, replaced, wrong, summed, monkeypatch):
-    pytest.importorskip("triton", reason="the bodies import Triton")
-    given = inputs(workload, 1)
-    monkeypatch.setattr(chunk, "product", on_a_matrix_unit)
-    monkeypatch.setattr(chunk_gradients, "product", on_a_matrix_unit)
-    if summed == "together":
-        monkeypatch.setattr(body, replaced, wrong)
-    found = by_elements(workload, case_of(workload, *given).run_module(module))
-    exact = truths(workload, *given)
-    method = "recurrent" if module is recurrent else "chunked"
-    reasons = {name: exact[title(method, name)].judge(found[name]).reasons for name in ("dg", "dgk")}
-    assert reasons == dict.fromkeys(reasons, [] if summed == "apart" else ["parity"])
 
 
 @pytest.mark.gpu
