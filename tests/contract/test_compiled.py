@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from contract import KERNELS, PARTS, assert_same, called, each_of_pytorch, listed, operator_of, upstream_of
-from targets import INDUCTOR_BY_NIGHT
+from contract import KERNELS, PARTS, assert_same, called, listed, operator_of, upstream_of
 from torch._dynamo.testing import CompileCounterWithBackend
 
 OTHERS_BY_NIGHT = pytest.mark.nightly("1 to 7 s each; opcheck compiles each of them for any sizes always")
@@ -67,19 +66,6 @@ def test_compiled_with_the_first_result_alone(name, row):
     torch._dynamo.reset()
     compiled = torch.compile(first, fullgraph=True, backend="aot_eager")
     assert_same(name, called(compiled, given), called(first, given))
-
-
-@INDUCTOR_BY_NIGHT
-@each_of_pytorch
-def test_compiled_by_inductor(name, row):
-    def f(first, *others):
-        return [y.sin() for y in listed(row.function(first * 2, *others))]
-
-    given = [*row.arguments(2, 3).values()]
-    torch._dynamo.reset()
-    compiled = torch.compile(f, fullgraph=True)
-    for a, b in zip(called(compiled, given), called(f, given), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 class Layer(torch.nn.Module):

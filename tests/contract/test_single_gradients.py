@@ -63,10 +63,7 @@ def eager(row):
         for way in (eager, by_torch_ops, exported)
     ],
 )
-def test_each_argument_trained_alone_and_each_frozen(name, way, monkeypatch):
-    row = OPERATORS[name]
-    if row.kernels:
-        kernels_on_cpu(monkeypatch, SITES)
+def test_each_argument_trained_alone_and_each_frozen(name, row, way):
     function, arguments = way(row), list(row.shapes(1))
     # interpreted bodies take a third of a second a case: their frozen arguments by night
     both = (True, False) if NIGHTLY or not row.kernels else (True,)

@@ -172,15 +172,6 @@ class TestKernels:
         p, dy = p.to(dtype), dy.to(dtype)
         assert judge(kernel(dy, p, "corrected", "direct", packed=packed), p, dy, "corrected", "direct") <= 1
 
-    def test_layouts(self):
-        p, dy, _ = balanced_matrix(3, 5, n_iters=20)
-        p, dy = p.float(), dy.float()
-        expected = kernel(dy, p, "corrected", "direct")
-        assert torch.equal(
-            kernel(dy.mT.contiguous().mT, torch.stack((p, -p), 1)[:, 0], "corrected", "direct"), expected
-        )
-        assert torch.equal(kernel(dy[:1], p[:1], "corrected", "direct"), expected[:1])
-
 
 class TestPublicFunction:
     def test_options_reach_the_solver(self):
