@@ -6,8 +6,6 @@ import pytest
 import torch
 from tiles import assert_within
 
-from helion_sinkhorn.lab.evidence import EVERY_STEP
-from helion_sinkhorn.lab.mixes.evidence import EVIDENCE
 from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
 from helion_sinkhorn.ops.mhc.mixes.space import CHUNK
 
@@ -37,12 +35,3 @@ def asked(n, c, m, tokens=133, **options):
 )
 def test_values_and_gradients(n, c, m, options):
     assert_within(asked(n, c, m, **options), {})
-
-
-def test_a_token_has_the_same_bits_alone():
-    workload = asked(3, 67, 15)
-    x, dmixes, fn = EVIDENCE.inputs(workload, EVERY_STEP)
-    whole = EVIDENCE.run(workload, {}, ("mixes", "dx"), x, dmixes, fn)
-    for at in (slice(0, 1), slice(20, 21), slice(5, 101)):
-        part = EVIDENCE.run(workload, {}, ("mixes", "dx"), x[:, at], dmixes[:, at], fn)
-        assert all(torch.equal(part[name], t[:, at]) for name, t in whole.items())

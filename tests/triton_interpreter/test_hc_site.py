@@ -11,11 +11,8 @@ from hc_streams import post_inputs
 from tiles import assert_within
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.evidence import EVERY_STEP
 from helion_sinkhorn.lab.pre.normed import budget as normed_budget
 from helion_sinkhorn.lab.rounding import worst
-from helion_sinkhorn.lab.site.boundary.trials import of_head_sums
-from helion_sinkhorn.lab.site.evidence import EVIDENCE, OF_TOKENS
 from helion_sinkhorn.lab.site.trials import ERRORS, boundary_error, boundary_gradients_error, of_second
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
@@ -79,17 +76,6 @@ def test_a_boundary_over_its_arguments():
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-@BY_NIGHT
-def test_a_token_has_the_same_bits_alone():
-    workload = asked(3, 67)
-    given = EVIDENCE.inputs(workload, EVERY_STEP)
-    whole = EVIDENCE.run(workload, {}, OF_TOKENS, *given)
-    for at in (slice(0, 1), slice(20, 21), slice(5, 60)):
-        part = EVIDENCE.run(workload, {}, OF_TOKENS, *(t[:, at] for t in given[:5]), *given[5:])
-        for name in OF_TOKENS:
-            assert torch.equal(part[name], whole[name][:, at]), name
-
-
 BACKWARDS = SiteCall("bfloat16", 2, 520, "float32"), SiteCall("float32", 3, 40, "tf32")
 """Two chunks of columns, one of them short; pairs of streams that are no power of two."""
 
@@ -144,11 +130,6 @@ def test_the_last_collapse(n, dtype, order, norm):
     "call", [SiteCall("bfloat16", 3, 71, "float32"), SiteCall("float32", 4, 140, "float32")], ids=str
 )
 def test_a_last_collapse_by_a_head(call):
-    """Two chunks of columns, the last one short, and a token that has the same bits alone."""
+    """Two chunks of columns, the last one short."""
     for name, kernel in head_launch.KERNELS.items():
         assert ERRORS[name](call, default_choice(kernel, call, DEVICES["h200"]), "cpu") <= 1
-    f, x, post, comb, fn = of_head_sums(call, TOKENS, "cpu")
-    head = fn, torch.tensor([0.7]), torch.linspace(-1, 1, call.n), None, "oi", 0.1, 0.5, 1e-3
-    y = head_launch.forward(Update(f, x, post, comb), *head)
-    for at in (slice(0, 1), slice(TOKENS - 1, TOKENS)):
-        assert torch.equal(head_launch.forward(Update(f[at], x[at], post[at], comb[at]), *head), y[at])

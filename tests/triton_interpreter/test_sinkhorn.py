@@ -1,4 +1,7 @@
-"""The Triton code generated from the kernel bodies, tile by tile with its masks, against float64."""
+"""The Triton code generated from the kernel bodies, tile by tile with its masks, against float64.
+
+`make emulate` compares the bits of splits of a batch, for every kernel.
+"""
 
 from __future__ import annotations
 
@@ -118,34 +121,3 @@ def test_nothing_is_written_outside_the_result(n, m, batch):
     # among others three results, and the scratch of the history kernel: u, v and two of logarithms
     assert len(memory.blocks) >= 7
     assert memory.intact
-
-
-@BY_NIGHT
-@pytest.mark.parametrize(("n", "m", "n_iters"), [(3, 5, 3), (4, 4, 4)])
-def test_a_result_does_not_depend_on_the_batch_around_it(n, m, n_iters):
-    case = Case("randn_3", n, m, n_iters, "log", "cols", batch=BATCH)
-    x, dy = case.inputs()
-    forward, backward = (choice(case, name, BLOCK) for name in (FORWARD, BACKWARD))
-    p = launch.forward(x, *case.arguments, torch.float32, forward)
-    dx = launch.backward(dy, x, *case.arguments, backward)
-    for rows in (slice(0, 1), slice(3, 11), slice(5, BATCH)):
-        assert torch.equal(launch.forward(x[rows], *case.arguments, torch.float32, forward), p[rows])
-        assert torch.equal(launch.backward(dy[rows], x[rows], *case.arguments, backward), dx[rows])
-
-
-@BY_NIGHT
-def test_layouts():
-    case = Case("randn_3", 3, 5, 3, batch=BATCH)
-    x, dy = case.inputs()
-    forward, backward = (choice(case, name, BLOCK) for name in (FORWARD, BACKWARD))
-    apart = torch.stack((x, -x), 1)[:, 0]
-    p = launch.forward(apart, *case.arguments, torch.float32, forward)
-    dx = launch.backward(dy.mT.contiguous().mT, apart, *case.arguments, backward)
-    ratios = case.judge(p, dx)
-    assert max(ratios.values()) <= 1, ratios
-
-
-@BY_NIGHT
-def test_a_large_batch_in_one_program():
-    case = Case("randn_3", 4, 4, 4, batch=4096)
-    sinkhorn_kernels.check(case, FORWARD, BACKWARD, config={"block_sizes": (4096,)})

@@ -77,19 +77,3 @@ def test_values_and_gradients(n, m, n_iters, first, sides, dtype, eps, longest):
             # a potential below 128 is rounded by 2^-18
             rounding = 8e-6 if a.dtype == torch.float32 else torch.finfo(a.dtype).eps
             assert (a.double() - b).abs().max() <= rounding * b.abs().max()
-
-
-@pytest.mark.parametrize(("eps", "longest"), [(0.0, 8192), (1e-6, 8192), (0.0, 16)])
-def test_bits_do_not_depend_on_the_batch(eps, longest):
-    own = {name: choice(name, 16) for name in calls.KERNELS}, longest
-    x, dy = randn(2, 17, 40), randn(2, 17, 40, seed=1)
-
-    def of(part):
-        matrices = Matrices(x[part], eps=eps)
-        p, _, _, *kept = launch.forward(matrices, 2, True, x.dtype, *own)
-        return p, launch.backward(dy[part], None, None, matrices, *kept, *own)[0]
-
-    whole = of(slice(None))
-    for k in range(2):
-        for alone, together in zip(of(slice(k, k + 1)), whole, strict=True):
-            assert torch.equal(alone[0], together[k])

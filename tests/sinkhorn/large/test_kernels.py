@@ -40,7 +40,7 @@ def test_groups_of_matrices_do_not_show(group, monkeypatch):
     inputs = given(40, 36, True, batch=4)
     whole = by_launches(inputs, 3, "rows")
     monkeypatch.setattr(launch, "GROUP_BYTES", group * 40 * 36 * 4)
-    # reference mode sums whole batches, in an order of their size; equal bits are tests/triton_interpreter's
+    # reference mode sums whole batches, in an order of their size; equal bits are the gate's
     assert_near(by_launches(inputs, 3, "rows"), whole)
 
 
