@@ -22,7 +22,6 @@ WITH_KERNELS = {"launch", "space"}
 TESTS = {"test_api"}
 TABLES = {
     "test_gpu": "tests/contract/test_budgets.py",
-    "test_codegen": "tests/contract/test_codegen.py",
     "test_tritonbench": "tests/tritonbench/test_operators.py",
 }  # fmt: skip
 """What an operator has as a file of its own, or as a row there."""

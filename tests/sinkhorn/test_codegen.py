@@ -15,35 +15,10 @@ from helion_sinkhorn.lab.machine.binary import Binary, Job, occupancy, problems
 from helion_sinkhorn.lab.machine.listing import stack_pointer_reads
 from helion_sinkhorn.lab.machine.mnemonics import GCN, SASS, classify, disassembled
 from helion_sinkhorn.lab.operators import KERNELS, operator_of
-from helion_sinkhorn.ops.sinkhorn.large import calls as large
-from helion_sinkhorn.ops.sinkhorn.large.launch import LONGEST
-from helion_sinkhorn.ops.sinkhorn.large.space import LargeCall
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice, candidates, default_choice
-from helion_sinkhorn.runtime.space import power_of_two
 
 TRITON = tuple(map(int, store.triton_minor().split(".")))
-
-
-LARGE = [
-    LargeCall("float32", 1024, 1024), LargeCall("bfloat16", 300, 8192), LargeCall("float16", 130, 129),
-    LargeCall("float32", 4096, 5000), LargeCall("float32", 1229, 98304),
-    LargeCall("float32", 98304, 1229, turned=True), LargeCall("bfloat16", 33, 8193),
-]  # fmt: skip
-
-
-@BY_NIGHT
-@pytest.mark.parametrize("call", LARGE, ids=str)
-@pytest.mark.parametrize("key", ["h200", "mi350"])
-def test_defaults_for_large_matrices_make_good_machine_code(key, call, compile_for):
-    jobs = [
-        Job(call, default_choice(KERNELS[name], call, DEVICES[key]), 16)
-        for name in large.KERNELS
-        if ("_wide_" in name) == (call.m > LONGEST) or name.endswith(("_write", "_left", "_right", "_terms"))
-        if name not in large.WHOLE or call.m == power_of_two(call.m)
-    ]
-    bad = {str(binary.job.choice): binary.problems for binary in compile_for(key, jobs) if binary.problems}
-    assert not bad
 
 
 def call_of(deepseek: bool, dtype: str, n: int) -> SinkhornCall:
