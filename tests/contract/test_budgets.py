@@ -42,8 +42,7 @@ COEFFICIENTS = *FLOATS, torch.float64
 
 
 def paths_of(name, place, workload):
-    """eager: PyTorch.  A site has no path of its own there."""
-    yield "gpu", pytest.mark.gpu
+    """eager: PyTorch.  A site has no path of its own there; a GPU is judged by `make accuracy`."""
     every = {"hc_site": 3}.get(name, 5 if getattr(workload, "y_norm", False) else 1)
     yield "kernels", MOST if place % every else ()
     if name != "hc_site":
@@ -60,9 +59,8 @@ def paths_of(name, place, workload):
     ],
 )
 def test_every_workload_is_within_its_budget(workload, path):
-    device, choices = "cuda" if path == "gpu" else "cpu", None if path == "eager" else {}
     of = OF_SITE if isinstance(workload, HcSiteWorkload) else ()
-    for name, truth, found in computed(workload, device, choices, of):
+    for name, truth, found in computed(workload, "cpu", None if path == "eager" else {}, of):
         assert truth.judge(found).reasons == [], name
         # codes and scales come as float32, which has them exactly
         assert found.dtype == truth.dtype, name
