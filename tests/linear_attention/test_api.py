@@ -178,15 +178,17 @@ def test_the_model_of_chunks_of_states_that_fade_or_grow(strength):
         torch.testing.assert_close(found[name], exact, rtol=0, atol=1e-11 * exact.abs().max().item())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rk", "rv", "count"), [(1, 1, 4), (4, 2, 1), (4, 2, 16), (16, 8, 2)])
-def test_every_split_of_the_state(monkeypatch, rk, rv, count):
+def test_every_split_of_the_state(monkeypatch, rk, rv, count, dtype):
+    """In bfloat16 vectors of the Dk side are words of two entries, but where a thread has one row."""
     choose = door.choose
 
     def chosen(*arguments):
         return dataclasses.replace(choose(*arguments), variant=(("rk", rk), ("rv", rv), ("count", count)))
 
     monkeypatch.setattr(door, "choose", chosen)
-    case = Case.of(workload("g gk gv", (1, 19, 2, 16, 24), states=True))
+    case = Case.of(workload("g gk gv", (1, 19, 2, 16, 24), dtype, states=True))
     assert_within(case, case.run_module(linear_attention_launch))
 
 
