@@ -101,37 +101,29 @@ def test_a_kernel_gets_no_room_for_what_is_not_asked_for(name, trained, kernel, 
     assert sum(t is None for t in tensors) == missing
 
 
-def assert_alone_as_with_others(row, given):
-    """The gradient of each argument that is asked for alone has the bits of the gradient of all."""
-    every = gradients(row.function, given, given)
-    for argument in given:
-        alone = gradients(row.function, given, [argument])
-        assert torch.equal(alone[argument], every[argument]), argument
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", PARTS)
-def test_a_gradient_that_is_asked_for_with_others_has_the_same_bits(name):
-    """As on a CPU, by test_autograd.py."""
-    row = OPERATORS[name]
-    assert_alone_as_with_others(row, {name: x.cuda() for name, x in row.arguments(67).items()})
+# a bias with a gradient keeps the gradient of narrow streams from being rounded
+OF_A_MODEL = [
+    *itertools.product(
+        ("hc_pre", "hc_pre, norm", "hc_mixes", "hc_post", "hc_site", "hc_site, norm"),
+        (torch.float32, torch.bfloat16),
+    ),
+    *itertools.product(("hc_boundary", "hc_boundary, norm"), (torch.float32,)),
+]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("name", "streams"),
-    [
-        *itertools.product(
-            ("hc_pre", "hc_pre, norm", "hc_mixes", "hc_post", "hc_site", "hc_site, norm"),
-            (torch.float32, torch.bfloat16),
-        ),
-        # a bias with a gradient keeps the gradient of narrow streams from being rounded
-        ("hc_boundary", torch.float32),
-        ("hc_boundary, norm", torch.float32),
-    ],
+    ("name", "streams", "size"),
+    [*((name, None, ()) for name in PARTS), *((*of, (4, 4096)) for of in OF_A_MODEL)],
     ids=str,
 )
-def test_kernels_of_a_model_have_the_same_bits(name, streams, monkeypatch):
-    of_size(monkeypatch, 4, 4096, mixes=5)
+def test_a_gradient_has_the_same_bits_alone_and_with_others(name, streams, size, monkeypatch):
+    """As on a CPU, by test_autograd.py."""
+    if size:
+        of_size(monkeypatch, *size, mixes=5)
     row = OPERATORS[name]
-    assert_alone_as_with_others(row, {a: x.cuda() for a, x in row.arguments(130, streams=streams).items()})
+    given = {a: x.cuda() for a, x in row.arguments(130, streams=streams).items()}
+    every = gradients(row.function, given, given)
+    for argument in given:
+        alone = gradients(row.function, given, [argument])
+        assert torch.equal(alone[argument], every[argument]), argument
