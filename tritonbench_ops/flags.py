@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from benchmarks.command import size
-
 if TYPE_CHECKING:
     import torch
 
@@ -31,6 +29,13 @@ OLDEST = "--rtol"
 
 GATES = ("g", "g_gamma", "gk", "gv")
 FORMS, FIRSTS = ("deepseek", "log"), ("rows", "cols")
+
+
+def size(text: str) -> int:
+    """An int of at least 1, for argparse; `benchmarks`, which has this too, is Helion's in its driver."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"is {text}; pass an int of at least 1")
+    return int(text)
 
 
 def gates(text: str) -> str:

@@ -44,6 +44,16 @@ def ran(tree: str, *words: object) -> subprocess.CompletedProcess[str]:
 # ---------------------------------------------------------------------------------------- pure parts
 
 
+def test_importing_the_parts_imports_neither_tritonbench_nor_helion():
+    """And needs no `benchmarks`, which is another package in Helion's driver."""
+    code = "import sys\nsys.modules['benchmarks'] = None\n"
+    code += "from tritonbench_ops import driver, launch, measure, register, verdict\n"
+    code += "from tritonbench_ops.sinkhorn import backends, cases, compare\n"
+    code += "print(sorted({'tritonbench', 'helion', 'triton'} & set(sys.modules)))"
+    done = python("stub", "-c", code)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
