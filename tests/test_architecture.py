@@ -52,7 +52,7 @@ def lacks(root: Path, op: str) -> list[str]:
         code: ROOMS - {"eager"} if op in OF_PARTS else ROOMS,
         lab: LAB_ROOMS,
         f"ci/operators/{op}": {"wrong"},
-        f"tritonbench_ops/{bench}": {"cases", "operator"},
+        f"tritonbench_ops/{bench}": {"cases"},
         f"tests/{op}": TESTS,
         "tests/triton_interpreter": {f"test_{op}"},
     }

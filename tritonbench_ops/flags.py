@@ -27,6 +27,8 @@ OLDEST = "--rtol"
 """A flag of run.py since 14 August 2025, the oldest tritonbench that the operators run in."""
 
 
+BASELINE, INDUCTOR = "eager", "torch_compile"
+"""Backends of every operator."""
 GATES = ("g", "g_gamma", "gk", "gv")
 FORMS, FIRSTS = ("deepseek", "log"), ("rows", "cols")
 

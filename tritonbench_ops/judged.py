@@ -5,25 +5,15 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType, ModuleType
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
-from tritonbench.utils.triton_op import (
-    BASELINE_BENCHMARKS,
-    BUILTIN_METRICS,
-    REGISTERED_BENCHMARKS,
-    REGISTERED_METRICS,
-    BenchmarkOperator,
-    register_benchmark,
-    register_metric,
-    register_x_val,
-)
 
 from tritonbench_ops import measure
 from tritonbench_ops import verdict as gate
-from tritonbench_ops.inductor import BASELINE, INDUCTOR
+from tritonbench_ops.flags import BASELINE, INDUCTOR
 from tritonbench_ops.runs import Runs, differ
 
 log = logging.getLogger("tritonbench_ops")
@@ -33,14 +23,25 @@ CPU_MILLISECONDS = {"warmup": 25, "rep": 100, "iter": 100}
 """Where tritonbench would ask a CUDA device for an estimate."""
 METRICS = ["latency", "speedup", "accuracy", "share_of_budget", "err_over_inductor", "x_floor"]
 """What is shown where --metrics names none."""
+Backends = dict[str, Callable[[], Callable[..., Any]]]
+"""Name -> what builds the function, which takes the leaves of an input and, where an operator has them, the
+options of a workload.
+"""
 CALLS = 3
 """Calls whose results are compared, besides the results of the timed runs."""
 
 
-def baselines(name: str) -> list[str]:
-    """Names of the baselines: tritonbench has one string in August 2025, and a list in 2026."""
-    found = BASELINE_BENCHMARKS[name]
-    return [found] if isinstance(found, str) else list(found)
+def compiled(function: Callable[..., Any], mode: str | None = None) -> Callable[..., Any]:
+    """The function, compiled for one shape; its backward may run again and again on one forward pass."""
+    import torch._functorch.config
+
+    torch._functorch.config.donated_buffer = False
+    return torch.compile(function, dynamic=False, mode=mode)
+
+
+def of_pytorch(function: Callable[..., Any]) -> Backends:
+    """BASELINE and INDUCTOR, each with what builds its function."""
+    return {BASELINE: lambda: function, INDUCTOR: functools.partial(compiled, function)}
 
 
 def detached(out):
@@ -54,9 +55,9 @@ def flat(*parts):
     return [t.detach() for part in several for t in part if isinstance(t, torch.Tensor)]
 
 
-def shapes(tensors):
-    """What tells the inputs of an operator apart."""
-    return tuple(t.shape for t in tensors if t is not None)
+def kind(inputs):
+    """What tells the inputs of an operator apart: shapes of tensors, and numbers."""
+    return tuple(getattr(x, "shape", x) for x in inputs if x is not None)
 
 
 def given(inputs):
@@ -64,63 +65,53 @@ def given(inputs):
     return [t for part in inputs if isinstance(part, torch.Tensor | tuple) for t in flat(part)]
 
 
-def say_missing(backends):
-    """Which backends are left out, and why."""
-    for name, backend in backends.items():
-        if backend.missing:
-            log.warning("left out: %s: %s", name, backend.missing)
+class Judged:
+    """An operator whose run fails when a backend that counts raised or is inaccurate.
 
+    An input is the leaves of a case, None for those left out, and last the upstream gradients.  With
+    tritonbench's BenchmarkOperator as the next class (register.class_of) it is what tritonbench runs.
+    """
 
-class Judged(BenchmarkOperator):
-    """An operator whose run fails when a backend that counts raised or is inaccurate."""
-
+    triton_op: ModuleType
+    """tritonbench's module of BenchmarkOperator, and of what is registered."""
+    parts: ModuleType
+    """Its module `cases`.  `inputs` of a case are LEAVES leaves, and the upstream gradients.
+    `share_of_budget` takes these inputs, what forward returned and the gradients, None for what the mode does
+    not compute; it tests each entry against a budget of its own, on the device of the tensors.
+    """
+    label = ""
+    """Its inputs, in the header of a table."""
+    own_metrics: ClassVar[tuple[str, ...]] = ()
+    """Methods that are metrics, besides those of every operator."""
     DEFAULT_METRICS = METRICS
+    DEFAULT_PRECISION = "bf16"
     is_compute_bound = False
     reset_dynamo = True
+    with_options: ClassVar[bool] = False
+    """Whether backends take the options of a workload."""
+    UNJUDGED: ClassVar[tuple[str, ...]] = (BASELINE, INDUCTOR)
+    """Backends that need not keep the budget: PyTorch rounds terms of gradients, its products may be TF32."""
     ATOMICS: ClassVar[dict[str, str]] = {}
     """backend -> why the bits of its results may change from call to call; of all others they may not."""
 
-    def __init_subclass__(cls, label: str = "", backends: Mapping[str, Any] = MappingProxyType({})):
-        """Register an operator with tritonbench.
-
-        Args:
-            label: of the inputs, in the header of a table; none of a class that is no operator itself.
-            backends: name -> the row from which `built` makes a closure; a method for each is added.
-        """
-        super().__init_subclass__()
-        draw = cls.__dict__.get("get_input_iter")
-        if draw is not None:
-
-            def drawn(self):
-                for inputs in draw(self):
-                    # on the CPU, so that only the backends use a GPU's memory
-                    self.drawn = [t.to("cpu", copy=True) for t in given(inputs)]
-                    yield inputs
-
-            cls.get_input_iter = drawn
-        if label:
-            complete(cls, label, backends)
-
     def __init__(self, tb_args, extra_args=None):
         super().__init__(tb_args, extra_args)
-        self.seen = {}
-        self.accurate = {}
-        self.spoiled = set()
-        self.runs = {}
-        self.builds = {}
+        self.cases = self.parts.cases(self.parts.parse(self.extra_args or []), self.dtype)
+        self.seen, self.accurate, self.spoiled = {}, {}, set()
+        self.runs, self.builds, self.case_of_kind = {}, {}, {}
         self.tb_args.keep_going = True
         if self.device == "cpu":
             for name, value in CPU_MILLISECONDS.items():
                 if getattr(self.tb_args, name, value) is None:
                     setattr(self.tb_args, name, value)
-        known = {*BUILTIN_METRICS, *REGISTERED_METRICS[self.name]}
+        known = {*self.triton_op.BUILTIN_METRICS, *self.triton_op.REGISTERED_METRICS[self.name]}
         unknown = [name for name in self.required_metrics if name not in known]
         if unknown:
             raise ValueError(f"--metrics names {', '.join(unknown)}; metrics are {', '.join(sorted(known))}")
         only = list(self._only or [])
         exact = getattr(self.tb_args, "only_match_mode", "exact") == "exact"
         self.named, self.prefixes = (only, ()) if exact else ([], tuple(only))
-        registered = REGISTERED_BENCHMARKS[self.name]
+        registered = self.registered
         unknown = [name for name in self.named if name not in registered]
         unknown += [
             start for start in self.prefixes if not any(name.startswith(start) for name in registered)
@@ -128,7 +119,49 @@ class Judged(BenchmarkOperator):
         if unknown:
             raise ValueError(f"--only names {', '.join(unknown)}; backends are {', '.join(registered)}")
         if self.named and COMPARED & set(self.required_metrics):
-            self._only = list(dict.fromkeys([*baselines(self.name), *only]))
+            self._only = list(dict.fromkeys([*self.baselines, *only]))
+        for name, row in self.parts.BACKENDS.items():
+            if missing := getattr(row, "missing", ""):
+                log.warning("left out: %s: %s", name, missing)
+
+    @property
+    def registered(self):
+        """Backends that tritonbench knows, by their names."""
+        return self.triton_op.REGISTERED_BENCHMARKS[self.name]
+
+    @property
+    def baselines(self):
+        """Names of the baselines: tritonbench has one string in August 2025, and a list in 2026."""
+        found = self.triton_op.BASELINE_BENCHMARKS[self.name]
+        return [found] if isinstance(found, str) else list(found)
+
+    def get_input_iter(self):
+        for case in self.cases:
+            tensors, count = self.parts.inputs(case, self.device), self.parts.LEAVES
+            for t in tensors[:count]:
+                if isinstance(t, torch.Tensor):
+                    t.requires_grad_(self.requires_grad)
+            inputs = *tensors[:count], tensors[count:]
+            # on the CPU, so that only the backends use a GPU's memory
+            self.drawn = [t.to("cpu", copy=True) for t in given(inputs)]
+            self.case_of_kind[kind(tensors[:count])] = case
+            yield inputs
+
+    def case_of(self, inputs):
+        """The workload of an input: no two have leaves of the same shapes and the same numbers."""
+        return self.case_of_kind[kind(inputs[:-1])]
+
+    @property
+    def case(self):
+        return self.case_of(self.example_inputs)
+
+    def get_x_val(self, inputs):
+        return self.parts.x_value(self.case_of(inputs))
+
+    def given(self):
+        """The leaves and the upstream gradients, as `inputs` of a case has them."""
+        *leaves, upstream = self.example_inputs
+        return *leaves, *upstream
 
     def count_example_inputs(self):
         """How many there are, without drawing them; tritonbench asks by either name."""
@@ -188,19 +221,34 @@ class Judged(BenchmarkOperator):
 
     def leaves(self):
         """The tensors of an input that have gradients."""
-        raise NotImplementedError
+        return [x for x in self.example_inputs[:-1] if isinstance(x, torch.Tensor)]
 
     def upstreams(self):
         """The upstream gradients, each of the shape and dtype of its result."""
-        raise NotImplementedError
+        return flat(self.example_inputs[-1])
 
-    def drawn_and_now(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(as drawn, as it is) of every tensor that backends are given."""
-        yield from zip(self.drawn, given(self.example_inputs), strict=True)
+    def get_bwd_fn(self, forward):
+        """The gradients for one upstream gradient, left in the leaves."""
+        leaves, upstream = self.leaves(), self.example_inputs[-1]
+        adjoint = getattr(forward, "adjoint", None)
+        if adjoint is None:
+            out = forward()
+            if isinstance(out, torch.Tensor) and not out.requires_grad:
+                raise NotImplementedError("has no gradient")
+            adjoint = functools.partial(torch.autograd.grad, out, leaves, upstream, retain_graph=True)
+
+        def run():
+            found = adjoint()
+            gradients = [found] if isinstance(found, torch.Tensor) else found
+            for leaf, gradient in zip(leaves, gradients, strict=True):
+                leaf.grad = gradient
+            return leaves
+
+        return run
 
     def restore_inputs(self, name):
         """Give the next backend the inputs as they were drawn; one that changed them is not right."""
-        for copy, tensor in self.drawn_and_now():
+        for copy, tensor in zip(self.drawn, given(self.example_inputs), strict=True):
             if differ([tensor.cpu()], [copy]):
                 # not by tensor.copy_, which would invalidate graphs that saved it
                 tensor.data.copy_(copy)
@@ -274,22 +322,30 @@ class Judged(BenchmarkOperator):
         self.accurate[self.get_x_val(self.example_inputs), fn._name] = right
         return right
 
-    def share_of(self, name, out, gradients):
-        """The largest error of results in units of the budget that this backend is held to."""
-        raise NotImplementedError
+    def errors_of(self, name, *results):
+        """How far results are from float64, by the budget that this backend is held to."""
+        return self.parts.share_of_budget(self.case, self.given(), *results)
+
+    def worst(self, errors):
+        """The largest error in units of that budget."""
+        return errors
 
     def held_to(self, name):
         """What tells the budgets of backends apart."""
 
-    def share(self, fn):
-        """The share that a backend's results take of their error budget, tested once an input."""
+    def errors(self, fn):
+        """How far a backend's results are from float64, tested once an input."""
 
         def judge():
-            share = self.share_of(fn._name, *self.results(fn))
-            self.is_right(fn, share)
-            return share
+            errors = self.errors_of(fn._name, *self.results(fn))
+            self.is_right(fn, self.worst(errors))
+            return errors
 
-        return self.once(("share", fn._name), judge)
+        return self.once(("errors", fn._name), judge)
+
+    def share(self, fn):
+        """The share that a backend's results take of their error budget."""
+        return self.worst(self.errors(fn))
 
     def accuracy(self, fn, baseline_fn):
         """Whether the results are within the error budget against float64; no baseline decides."""
@@ -308,7 +364,7 @@ class Judged(BenchmarkOperator):
 
     def share_of_inductor(self, name):
         found = self.results_of_inductor()
-        return None if found is None else self.share_of(name, *found)
+        return None if found is None else self.worst(self.errors_of(name, *found))
 
     def results_of_inductor(self):
         """(out, gradients) of this mode as torch.compile computes them; None where this run leaves it out."""
@@ -328,17 +384,14 @@ class Judged(BenchmarkOperator):
             return None
         return None if mode == "bwd" else detached(out), gradients
 
+    @property
     def moved(self):
         """Bytes that this mode reads and writes at least."""
-        raise NotImplementedError
-
-    def operations(self, inputs):
-        """Floating-point operations of forward."""
-        raise NotImplementedError
+        return self.parts.bytes_moved(self.case, self.mode.value)
 
     def copy(self):
         """A closure that moves the bytes of this mode."""
-        source = torch.empty(self.moved() // 2, dtype=torch.uint8, device=self.example_inputs[0].device)
+        source = torch.empty(self.moved // 2, dtype=torch.uint8, device=self.example_inputs[0].device)
         return functools.partial(torch.empty_like(source).copy_, source)
 
     def floor(self):
@@ -350,21 +403,23 @@ class Judged(BenchmarkOperator):
         return None if metrics.latency is None else metrics.latency / self.floor()
 
     def gbps(self, fn, inputs, metrics):
-        return measure.gigabytes_a_second(self.moved(), metrics.latency)
+        return None if metrics.latency is None else 1e-6 * self.moved / metrics.latency
 
     def flops(self, fn, inputs, metrics):
-        return self.operations(inputs) * measure.PASSES[self.mode.value]
+        return self.parts.operations(self.case_of(inputs)) * measure.PASSES[self.mode.value]
 
     def built(self, name, backend, *inputs):
         """The closure of a backend's row of BACKENDS that is timed."""
-        raise NotImplementedError
+        options = self.case_of(inputs).options if self.with_options else {}
+        return functools.partial(backend(), *inputs[:-1], **options)
 
     def required(self) -> tuple[list[str], set[str]]:
         """(backends that must run without an error, which of them must give a right result)."""
-        raise NotImplementedError
+        must = self.named or [name for name in self.parts.BACKENDS if name not in (self._skip or [])]
+        return must, set(must).difference(self.UNJUDGED)
 
     def run(self, *arguments, **options):
-        for name in REGISTERED_BENCHMARKS[self.name]:
+        for name in self.registered:
             build = getattr(self, name, None)
             if build is not None and name not in self.builds:
                 self.builds[name] = build
@@ -375,119 +430,10 @@ class Judged(BenchmarkOperator):
             must, judged = self.required()
             judged = judged if "accuracy" in self.required_metrics else set()
             if self.prefixes:
-                matched = [
-                    name for name in REGISTERED_BENCHMARKS[self.name] if name.startswith(self.prefixes)
-                ]
+                matched = [name for name in self.registered if name.startswith(self.prefixes)]
                 must = [name for name in matched if name in must] or matched
             gate.report(
                 gate.failures(
-                    self.output.result, self._num_inputs, must, judged, baselines(self.name), self.accurate
+                    self.output.result, self._num_inputs, must, judged, self.baselines, self.accurate
                 )
             )
-
-
-class JudgedByLeaves(Judged):
-    """An operator whose input is its tensors, None for those left out, and last the upstream gradients."""
-
-    parts: ModuleType
-    """Its module `cases`.  `inputs` of a case are LEAVES leaves, and the upstream gradients.
-    `share_of_budget` takes these inputs, what forward returned and the gradients, None for what the mode does
-    not compute; it tests each entry against a budget of its own, on the device of the tensors.
-    """
-    UNJUDGED: ClassVar[tuple[str, ...]] = (BASELINE, INDUCTOR)
-    """Backends that need not keep the budget: PyTorch rounds terms of gradients, its products may be TF32."""
-    DEFAULT_PRECISION = "bf16"
-    with_options: ClassVar[bool] = False
-    """Whether backends take the options of a workload."""
-
-    def __init__(self, tb_args, extra_args=None):
-        super().__init__(tb_args, extra_args)
-        self.cases = self.parts.cases(self.parts.parse(self.extra_args or []), self.dtype)
-        self.of_shapes = {}
-
-    def get_input_iter(self):
-        for case in self.cases:
-            tensors, count = self.parts.inputs(case, self.device), self.parts.LEAVES
-            leaves = [t if t is None else t.requires_grad_(self.requires_grad) for t in tensors[:count]]
-            self.of_shapes[shapes(leaves)] = case
-            yield *leaves, tensors[count:]
-
-    def case_of(self, inputs):
-        """The workload of an input: no two have leaves of the same shapes."""
-        return self.of_shapes[shapes(inputs[:-1])]
-
-    @property
-    def case(self):
-        return self.case_of(self.example_inputs)
-
-    def get_x_val(self, inputs):
-        return self.parts.x_value(self.case_of(inputs))
-
-    def given(self):
-        """The leaves and the upstream gradients, as `inputs` of a case has them."""
-        *leaves, upstream = self.example_inputs
-        return *leaves, *upstream
-
-    def share_of(self, name, *results):
-        return self.parts.share_of_budget(self.case, self.given(), *results)
-
-    def operations(self, inputs):
-        return self.parts.operations(self.case_of(inputs))
-
-    def moved(self):
-        return self.parts.bytes_moved(self.case, self.mode.value)
-
-    def required(self):
-        must = self.named or [name for name in self.parts.BACKENDS if name not in (self._skip or [])]
-        return must, set(must).difference(self.UNJUDGED)
-
-    def built(self, name, backend, *inputs):
-        options = self.case_of(inputs).options if self.with_options else {}
-        return functools.partial(backend(), *inputs[:-1], **options)
-
-    def leaves(self):
-        return [x for x in self.example_inputs[:-1] if x is not None]
-
-    def upstreams(self):
-        return flat(self.example_inputs[-1])
-
-    def get_bwd_fn(self, forward):
-        """The gradients for one upstream gradient, left in the leaves."""
-        leaves, upstream, out = self.leaves(), self.example_inputs[-1], forward()
-
-        def run():
-            found = torch.autograd.grad(out, leaves, upstream, retain_graph=True)
-            for leaf, gradient in zip(leaves, found, strict=True):
-                leaf.grad = gradient
-            return leaves
-
-        return run
-
-
-METRICS_OF_ALL = Judged.share_of_budget, Judged.err_over_inductor, Judged.x_floor, Judged.gbps, Judged.flops
-"""Those that tritonbench has not."""
-
-
-def complete(operator: type[Judged], label: str, backends: Mapping[str, Any]) -> None:
-    """Register what operators share, under the name that tritonbench knows an operator by."""
-
-    def of_operator(function, its_name):
-        # tritonbench finds the operator of a function by its module
-        function.__name__, function.__module__ = its_name, operator.__module__
-        return function
-
-    register_x_val(label=label)(of_operator(lambda *inputs: operator.get_x_val(*inputs), "get_x_val"))
-    for shared in METRICS_OF_ALL:
-
-        def metric(self, fn, inputs, metrics, shared=shared):
-            return shared(self, fn, inputs, metrics)
-
-        setattr(operator, shared.__name__, register_metric()(of_operator(metric, shared.__name__)))
-    for backend, row in backends.items():
-
-        def method(self, *inputs, backend=backend, row=row):
-            return self.built(backend, row, *inputs)
-
-        enabled = not getattr(row, "missing", "")
-        register = register_benchmark(func_name=backend, baseline=backend == BASELINE, enabled=enabled)
-        setattr(operator, backend, register(of_operator(method, backend)))

@@ -30,11 +30,6 @@ def floor(logits: torch.Tensor, mode: str) -> Callable[[], object]:
     return lambda: [run() for run in passes[mode]]
 
 
-def gigabytes_a_second(moved: int, milliseconds: float | None) -> float | None:
-    """Bytes over a latency; None where none was measured."""
-    return None if milliseconds is None else 1e-6 * moved / milliseconds
-
-
 def milliseconds(run: Callable[[], object], device: torch.device, graph: bool = False) -> float:
     """The median of repeated runs, taken as tritonbench takes it: L2 cleared, or as a CUDA graph."""
     if device.type == "cuda":

@@ -15,7 +15,7 @@ from helion_sinkhorn.lab.dot_compress import budget as testing_dot_compress
 from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import PIECE_ENTRIES, Tensors, largest_share, pieces
-from tritonbench_ops.inductor import Backends, compiled, of_pytorch
+from tritonbench_ops.judged import METRICS, Backends, Judged, compiled, of_pytorch
 from tritonbench_ops.measure import of_mode
 
 REPORTED = 0.2, 0.01
@@ -126,3 +126,42 @@ def written(values: Mapping[str, float]) -> str | None:
         f"{name}={value if isinstance(value, int) else f'{value:.3g}'}" for name, value in values.items()
     )
     return " ".join(cells) or None
+
+
+class Operator(Judged):
+    """Dot compress; an input is (x, y, z or None, (upstream gradient,))."""
+
+    label = "BxMxD K"
+    own_metrics = "max_abs_err", "shares", "inductor_mismatches", "inductor_max_diff"
+    UNJUDGED = (*Judged.UNJUDGED, "torch_compile_max_autotune")
+    DEFAULT_METRICS = [*METRICS, *own_metrics]  # noqa: RUF012
+
+    def figures(self, fn):
+        """How each result compares with float64, and with Inductor's where that runs."""
+
+        def judge():
+            results = self.results(fn)
+            found, theirs = figures(self.given(), *results), self.results_of_inductor()
+            self.is_right(fn, max(of.share for of in found.values()))
+            return found, {} if theirs is None else differences(results, theirs)
+
+        return self.once(("figures", fn._name), judge)
+
+    def share(self, fn):
+        return max(found.share for found in self.figures(fn)[0].values())
+
+    def max_abs_err(self, fn, inputs, metrics):
+        """The largest error of each result against float64."""
+        return written({name: found.error for name, found in self.figures(fn)[0].items()})
+
+    def shares(self, fn, inputs, metrics):
+        """The largest error of each result in units of its budget."""
+        return written({name: found.share for name, found in self.figures(fn)[0].items()})
+
+    def inductor_mismatches(self, fn, inputs, metrics):
+        """How many entries of each result pytorch/helion#1661 rejects beside Inductor's; no criterion."""
+        return written({name: count for name, (count, _) in self.figures(fn)[1].items()})
+
+    def inductor_max_diff(self, fn, inputs, metrics):
+        """The largest difference of each result from Inductor's; no criterion."""
+        return written({name: most for name, (_, most) in self.figures(fn)[1].items()})

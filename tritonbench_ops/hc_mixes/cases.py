@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import torch
@@ -11,7 +12,7 @@ from helion_sinkhorn.lab.mixes.budget import RESULTS, evaluated, sum_with_x, var
 from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import PIECE_ENTRIES, Sums, Tensors, largest_share, pieces
-from tritonbench_ops.inductor import Backends, of_pytorch
+from tritonbench_ops.judged import Backends, Judged, of_pytorch
 from tritonbench_ops.measure import of_mode
 
 parse = flags.parser("hc_mixes").parse_args
@@ -52,8 +53,20 @@ BACKENDS: Backends = {
     "helion_hc_mixes": lambda: hc_mixes,
     "helion_hc_mixes_tf32": lambda: in_tf32,
 }
-TF32 = ("helion_hc_mixes_tf32",)
-"""Those that are held to the budget of TF32."""
+
+
+class Operator(Judged):
+    """The projection of mHC; an input is (x, fn, (dmixes,))."""
+
+    label = "TxnxC M"
+    with_options = True
+
+    def held_to(self, name):
+        return "tf32" if name == "helion_hc_mixes_tf32" else self.case.precision
+
+    def errors_of(self, name, *results):
+        case = dataclasses.replace(self.case, precision=self.held_to(name))
+        return share_of_budget(case, self.given(), *results)
 
 
 def share_of_budget(

@@ -12,7 +12,7 @@ from helion_sinkhorn.lab.post.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.post.workloads import HcPostWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import PIECE_ENTRIES, Tensors, largest_of_tokens
-from tritonbench_ops.inductor import Backends, of_pytorch
+from tritonbench_ops.judged import Backends, Judged, of_pytorch
 from tritonbench_ops.measure import of_mode
 
 parse = flags.parser("hc_post").parse_args
@@ -46,6 +46,12 @@ def in_float32(f, x, post, comb) -> torch.Tensor:
 
 
 BACKENDS: Backends = {**of_pytorch(in_float32), "helion_hc_post": lambda: hc_post}
+
+
+class Operator(Judged):
+    """The expansion of mHC's streams; an input is (f, x, post, comb, (upstream gradient,))."""
+
+    label = "TxnxC"
 
 
 def share_of_budget(

@@ -11,7 +11,7 @@ from helion_sinkhorn.lab.pre.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import PIECE_ENTRIES, Tensors, largest_of_tokens
-from tritonbench_ops.inductor import Backends, of_pytorch
+from tritonbench_ops.judged import Backends, Judged, of_pytorch
 from tritonbench_ops.measure import of_mode
 
 parse = flags.parser("hc_pre").parse_args
@@ -43,6 +43,12 @@ def in_float32(x: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
 
 
 BACKENDS: Backends = {**of_pytorch(in_float32), "helion_hc_pre": lambda: hc_pre}
+
+
+class Operator(Judged):
+    """The collapse of mHC's streams; an input is (x, pre, (dy,))."""
+
+    label = "TxnxC"
 
 
 def share_of_budget(

@@ -15,7 +15,7 @@ from tritonbench_ops import flags
 from tritonbench_ops.bounds import PIECE_ENTRIES, Sums, Tensors, largest_share, pieces
 from tritonbench_ops.hc_mixes.cases import variance_of_dfn
 from tritonbench_ops.hc_split_sinkhorn.cases import by_part, variance_of_sum
-from tritonbench_ops.inductor import Backends, of_pytorch
+from tritonbench_ops.judged import Backends, Judged, of_pytorch
 from tritonbench_ops.measure import of_mode
 
 OF_TOKENS, SUMS = RESULTS[:4], RESULTS[4:]
@@ -67,8 +67,21 @@ BACKENDS: Backends = {
     "helion_parts": lambda: by_parts,
     "helion_hc_site": lambda: hc_site,
 }
-MADE_OF_PARTS = "helion_hc_site"
-"""The same without a GPU, where it has no kernels."""
+
+
+class Operator(Judged):
+    """What mHC does before a sublayer; an input is (x, fn, scale, base, upstream gradients)."""
+
+    label = "TxnxC"
+    with_options = True
+    # autograd rounds their sums of dx to the dtype of x
+    UNJUDGED = (*Judged.UNJUDGED, "helion_parts")
+
+    def required(self):
+        must, judged = super().required()
+        # without a GPU, where it has no kernels, it is its parts
+        is_parts = self.device == "cpu" and self.dtype != torch.float32 and self.mode.value.endswith("bwd")
+        return must, judged - {"helion_hc_site"} if is_parts else judged
 
 
 def share_of_budget(

@@ -15,7 +15,7 @@ from helion_sinkhorn.lab.split.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.split.workloads import HcWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import Sums, Tensors, largest_share, pieces
-from tritonbench_ops.inductor import Backends, of_pytorch
+from tritonbench_ops.judged import Backends, Judged, of_pytorch
 from tritonbench_ops.measure import of_mode
 
 PIECE_ENTRIES = 1 << 20
@@ -53,6 +53,14 @@ def in_float32(mixes, scale, base, *arguments, **options):
 
 
 BACKENDS: Backends = {**of_pytorch(in_float32), "helion_hc_split_sinkhorn": lambda: hc_split_sinkhorn}
+
+
+class Operator(Judged):
+    """The coefficients of mHC; an input is (mixes, scale, base, (dpre, dpost, dcomb))."""
+
+    label = "TxC n T"
+    DEFAULT_PRECISION = "fp32"
+    with_options = True
 
 
 def share_of_budget(

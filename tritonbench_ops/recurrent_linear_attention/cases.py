@@ -17,8 +17,8 @@ from helion_sinkhorn.lab.rounding import SAMPLES, half_ulp
 from helion_sinkhorn.ops.linear_attention.limits import why_not_chunked
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
-from tritonbench_ops.flags import GATES
-from tritonbench_ops.inductor import BASELINE, INDUCTOR, compiled
+from tritonbench_ops.flags import BASELINE, GATES, INDUCTOR
+from tritonbench_ops.judged import Judged, compiled
 from tritonbench_ops.measure import of_mode
 
 NAMES = ("q", "k", "v", *GATES)
@@ -188,3 +188,36 @@ def share_of_budget(
         for name, x in found.items()
         if x is not None
     )
+
+
+class Operator(Judged):
+    """Recurrent linear attention; an input is (q, k, v, g, g_gamma, gk, gv, (upstream gradient,))."""
+
+    label = "BxTxHxDk Dv gates"
+
+    def __init__(self, tb_args, extra_args=None):
+        super().__init__(tb_args, extra_args)
+        self.refused = set()
+
+    def held_to(self, name):
+        # of a plugin's backend nothing is known
+        return BACKENDS[name].method if name in BACKENDS else "recurrent"
+
+    def errors_of(self, name, *results):
+        *given, (do,) = self.example_inputs
+        method = self.held_to(name)
+        exact = self.once("exact", lambda: exact_results(given, do))
+        allowed = self.once(("budgets", method), lambda: budgets(given, do, method))
+        return share_of_budget(given, exact, allowed, *results)
+
+    def built(self, name, backend, *inputs):
+        why = backend.missing or backend.refuses(*inputs[:-1])
+        if why:
+            self.refused.add(name)
+            raise NotImplementedError(why)
+        return super().built(name, backend.build, *inputs)
+
+    def required(self):
+        must, judged = super().required()
+        left = [n for n in must if self.named or (n not in self.refused and not BACKENDS[n].peer)]
+        return left, judged.intersection(left)

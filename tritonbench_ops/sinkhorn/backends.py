@@ -16,7 +16,8 @@ import torch
 from helion_sinkhorn import Implicit, plan, reference, sinkhorn
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import SOLVERS
-from tritonbench_ops import inductor
+from tritonbench_ops import judged
+from tritonbench_ops.flags import BASELINE, INDUCTOR
 
 Forward = Callable[[], torch.Tensor]
 Build = Callable[..., Forward]
@@ -53,7 +54,7 @@ def eager(logits, dy, n_iters, form, first) -> Forward:
 
 def compiled(mode: str | None) -> Build:
     def build(logits, dy, n_iters, form, first) -> Forward:
-        return partial(inductor.compiled(_eager, mode), logits, n_iters, form, first)
+        return partial(judged.compiled(_eager, mode), logits, n_iters, form, first)
 
     return build
 
@@ -172,8 +173,8 @@ def peers() -> dict[str, Backend]:
 
 
 BACKENDS = {
-    inductor.BASELINE: Backend(eager),
-    inductor.INDUCTOR: Backend(compiled(None)),
+    BASELINE: Backend(eager),
+    INDUCTOR: Backend(compiled(None)),
     "torch_compile_max_autotune": Backend(compiled("max-autotune-no-cudagraphs")),
     "helion_sinkhorn": Backend(ours(), our_config),
     "helion_default": Backend(with_defaults, default_config, on_cpu=False),

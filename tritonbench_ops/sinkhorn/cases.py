@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 
 import torch
 
 from helion_sinkhorn.lab.sinkhorn.workloads import LARGEST_ENTRIES, SinkhornWorkload
 from helion_sinkhorn.lab.workloads import tagged
-from tritonbench_ops import flags
+from tritonbench_ops import flags, measure
 from tritonbench_ops.flags import MODES as MODES
+from tritonbench_ops.judged import METRICS, Judged
+from tritonbench_ops.measure import of_mode
+from tritonbench_ops.sinkhorn import compare
+from tritonbench_ops.sinkhorn.backends import BACKENDS, has_other_gradient, wanted
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-TENSORS_MOVED = {"fwd": 2, "fwd_no_grad": 2, "bwd": 3, "fwd_bwd": 5}
-"""Tensors of the size of the logits that a mode has to read or write at least: X and P; dP, X and dX."""
 LARGE_BATCHES = 1, 8
 """Batches of matrices of which not even the smallest of the table fits."""
 
 parse = flags.parser("sinkhorn").parse_args
+LEAVES = 2
+"""The logits, and n_iters, which is given like them."""
+log = logging.getLogger("tritonbench_ops")
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[SinkhornWorkload]:
@@ -49,19 +55,97 @@ def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[SinkhornWorkl
     return list(chosen.values())
 
 
-def x_value(logits: torch.Tensor, n_iters: int) -> str:
+def inputs(case: SinkhornWorkload, device: torch.device | str) -> tuple[torch.Tensor, int, torch.Tensor]:
+    """(logits (B, n, m), n_iters, upstream gradient); no strings, which numeric_check could not compare."""
+    logits, dy = case.make_inputs(device=device)
+    return logits, case.n_iters, dy
+
+
+def x_value(case: SinkhornWorkload) -> str:
     """An input as tables show it; no ";" and no "-", on which tritonbench's writers split.
 
     Without form and first, one of each a run: --side-a and --side-b join what has one value.
     """
-    return f"{'x'.join(map(str, logits.shape))} T={n_iters}"
+    return f"{case.batch}x{case.n}x{case.m} T={case.n_iters}"
 
 
-def operations(logits: torch.Tensor, n_iters: int) -> float:
+def operations(case: SinkhornWorkload) -> float:
     """Floating-point operations of forward: a product and an addition an entry in each half-step."""
-    return 4.0 * logits.numel() * n_iters
+    return 4.0 * case.batch * case.n * case.m * case.n_iters
 
 
-def bytes_moved(logits: torch.Tensor, mode: str) -> int:
-    """Bytes that a mode has to move at least."""
-    return TENSORS_MOVED[mode] * logits.numel() * logits.element_size()
+def bytes_moved(case: SinkhornWorkload, mode: str) -> int:
+    """Bytes that a mode has to read or write at least: X and P; dP, X and dX."""
+    logits = case.batch * case.n * case.m * case.dtype.itemsize
+    return of_mode(mode, 2 * logits, 3 * logits)
+
+
+class Operator(Judged):
+    """Sinkhorn-Knopp; an input is (logits, n_iters, (upstream gradient,)); a run has one form and `first`."""
+
+    label = "BxNxM T"
+    own_metrics = "max_abs_err", "grad_rel_err", "marginal_err", "host_us", "kept_bytes"
+    DEFAULT_PRECISION = "fp32"
+    DEFAULT_METRICS = [*METRICS, "max_abs_err"]  # noqa: RUF012
+
+    def __init__(self, tb_args, extra_args=None):
+        super().__init__(tb_args, extra_args)
+        if self.device == "cpu":
+            self._skip = [*(self._skip or []), *(name for name, row in BACKENDS.items() if not row.on_cpu)]
+        if not self.named:
+            # another gradient on purpose: timed when requested
+            self._skip = [*(self._skip or []), *filter(has_other_gradient, BACKENDS)]
+        if any(getattr(self.tb_args, name, None) for name in ("rtol", "atol", "bitwise")):
+            log.warning("the error budget decides accuracy: --rtol, --atol and --bitwise do nothing")
+
+    @property
+    def arguments(self):
+        return {"n_iters": self.case.n_iters, "form": self.case.form, "first": self.case.first}
+
+    def errors_of(self, name, p, gradients):
+        logits, _, (dy,) = self.example_inputs
+        dx = None if gradients is None else gradients[0]
+        allowed = self.once("budget", lambda: compare.budget(logits, dy, **self.arguments))
+        return compare.errors(logits, dy, p, dx, allowed, **self.arguments)
+
+    def worst(self, errors):
+        return errors.share
+
+    def accuracy(self, fn, baseline_fn):
+        """Whether the result of this mode is within the error budget against float64; the baseline's too."""
+        self.errors(baseline_fn)
+        return super().accuracy(fn, baseline_fn)
+
+    def best_config(self, fn):
+        backend = BACKENDS.get(fn._name)
+        call = self.example_inputs[0], *self.arguments.values()
+        return backend.config(*call, self.mode.value) if backend else ""
+
+    def copy(self):
+        return measure.floor(self.example_inputs[0], self.mode.value)
+
+    def max_abs_err(self, fn, inputs, metrics):
+        return self.errors(fn).max_abs
+
+    def grad_rel_err(self, fn, inputs, metrics):
+        return self.errors(fn).gradient
+
+    def marginal_err(self, fn, inputs, metrics):
+        return self.errors(fn).marginal
+
+    def host_us(self, fn, inputs, metrics):
+        return measure.host_microseconds(fn, inputs[0].device)
+
+    def kept_bytes(self, fn, inputs, metrics):
+        return measure.kept_bytes(self.forward(fn._name), inputs[0])
+
+    def required(self):
+        must = wanted(self.named, self._skip or [], self.device)
+        return must, {n for n in must if not (has_other_gradient(n) and "bwd" in self.mode.value)}
+
+    def built(self, name, backend, logits, n_iters, upstream):
+        if backend.missing:
+            raise NotImplementedError(backend.missing)
+        if not (backend.on_cpu or logits.is_cuda):
+            raise NotImplementedError("runs on GPUs only")
+        return backend.build(logits, *upstream, *self.arguments.values())

@@ -7,7 +7,6 @@ baseline of the same precision; this one asks what `helion_sinkhorn.lab.sinkhorn
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -71,41 +70,29 @@ def errors(
         raise ValueError(f"results of shape {[tuple(t.shape) for t in given]} for {tuple(logits.shape)}")
     if any(t.dtype != logits.dtype for t in given):
         raise ValueError(f"results of {', '.join(str(t.dtype) for t in given)} for logits of {logits.dtype}")
-    share = worst_p = worst_dx = marginal = error_square = square = 0.0
+    share = worst = marginal = error_square = square = 0.0
     for at in pieces(len(logits), PIECE_ENTRIES, logits[0].numel()):
-        for is_p, exact, found, wrong in _compared(at, logits, dy, p, dx, n_iters, options):
-            limit = (allowed.p if is_p else allowed.dx)[at]
-            share = max(share, largest_part(wrong, limit.to(wrong.device)))
-            if is_p:
-                worst_p = max(worst_p, _largest(wrong))
-                sums = torch.cat([found.sum(-1).flatten(), found.sum(-2).flatten()])
-                marginal = max(marginal, _largest((sums - 1).abs().nan_to_num(nan=math.inf)))
-            else:
-                worst_dx = max(worst_dx, _largest(wrong))
-                error_square += float(wrong.square().sum())
-                square += float(exact.square().sum())
-    return Errors(
-        share,
-        worst_dx if p is None else worst_p,
-        None if dx is None else math.sqrt(error_square / square) if square else math.sqrt(error_square),
-        None if p is None else marginal,
-    )
+        x64 = logits.detach()[at].double().requires_grad_(dx is not None)
+        p64 = reference.sinkhorn(x64, n_iters, **options)
+        if p is not None:
+            found, wrong = compared(p[at], p64.detach())
+            share = max(share, largest_part(wrong, allowed.p[at].to(wrong.device)))
+            worst = max(worst, float(wrong.max()))
+            sums = torch.cat([found.sum(-1).flatten(), found.sum(-2).flatten()])
+            marginal = max(marginal, float((sums - 1).abs().nan_to_num(nan=math.inf).max()))
+        if dx is not None:
+            (exact,) = torch.autograd.grad(p64, x64, dy[at].double())
+            _, wrong = compared(dx[at], exact)
+            share = max(share, largest_part(wrong, allowed.dx[at].to(wrong.device)))
+            worst = worst if p is not None else max(worst, float(wrong.max()))
+            error_square += float(wrong.square().sum())
+            square += float(exact.square().sum())
+    gradient = math.sqrt(error_square / square) if square else math.sqrt(error_square)
+    return Errors(share, worst, None if dx is None else gradient, None if p is None else marginal)
 
 
-def _compared(
-    at: slice, logits, dy, p, dx, n_iters: int, options
-) -> Iterator[tuple[bool, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """(whether it is P, the exact result, the one found, the error) of these matrices, for what there is."""
-    x64 = logits.detach()[at].double().requires_grad_(dx is not None)
-    p64 = reference.sinkhorn(x64, n_iters, **options)
-    for actual, is_p in ((p, True), (dx, False)):
-        if actual is not None:
-            exact = p64.detach() if is_p else torch.autograd.grad(p64, x64, dy[at].double())[0]
-            found = actual.detach()[at].double()
-            wrong = (found - exact).abs()
-            # NaN counts as any error
-            yield is_p, exact, found, torch.where(wrong.isnan(), math.inf, wrong)
-
-
-def _largest(x: torch.Tensor) -> float:
-    return float(x.max())
+def compared(actual: torch.Tensor, exact: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(what was found, its error), in float64; NaN counts as any error."""
+    found = actual.detach().double()
+    wrong = (found - exact).abs()
+    return found, torch.where(wrong.isnan(), math.inf, wrong)

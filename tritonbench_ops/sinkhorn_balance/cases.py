@@ -12,7 +12,7 @@ from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.ops.balance.options import BalanceOptions
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
-from tritonbench_ops.inductor import Backends, of_pytorch
+from tritonbench_ops.judged import Backends, Judged, of_pytorch
 
 OPTIONS = BalanceOptions()
 """Every input is balanced as DeepSeek-V4.1 does."""
@@ -46,6 +46,25 @@ def in_float32(update: torch.Tensor) -> torch.Tensor:
 
 
 BACKENDS: Backends = {**of_pytorch(in_float32), "helion_sinkhorn_balance": lambda: sinkhorn_balance}
+
+
+class Operator(Judged):
+    """An update balanced by the norms of its rows and columns; an input is (update, ())."""
+
+    label = "MxN"
+
+    def __init__(self, tb_args, extra_args=None):
+        super().__init__(tb_args, extra_args)
+        self.requires_grad = False
+
+    def leaves(self):
+        return []
+
+    def upstreams(self):
+        return [self.example_inputs[0]]
+
+    def get_bwd_fn(self, forward):
+        raise NotImplementedError("sinkhorn_balance has no gradient; use --mode fwd or fwd_no_grad")
 
 
 def share_of_budget(
