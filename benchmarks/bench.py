@@ -29,7 +29,7 @@ TABLES = {
         "benchmarks.sinkhorn.plan",
         "--device cpu runs the same code on tiny batches, --report-only CSV renders an earlier run",
     ),
-    "residual_path": ("benchmarks.residual_path.plan", SMALL.format("--tokens 64 --columns 128 --many 128")),
+    "residual_path": ("benchmarks.residual_path.tasks", SMALL.format("--tokens 64 --columns 128 --many 128")),
     "dot_compress": ("benchmarks.dot_compress", SMALL.format("--batches 1")),
     "balance": ("benchmarks.balance", SMALL.format("--rows 512")),
     "linear_attention": ("benchmarks.linear_attention", SMALL.format("--shape 1 64 2")),
@@ -69,8 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-if __name__ == "__main__":
-    # what follows imports torch, which takes seconds
+if __name__ == "__main__":  # before torch is imported, which takes seconds
     make_parser().parse_args()
 
 from benchmarks.jobs import Table, measure, of_now

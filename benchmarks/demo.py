@@ -39,8 +39,7 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-if __name__ == "__main__":
-    # what follows imports torch, which takes seconds
+if __name__ == "__main__":  # before torch is imported, which takes seconds
     arguments()
 
 import torch

@@ -9,19 +9,17 @@ is a copy of the bytes that moving each tensor once makes, the faster of the two
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import ClassVar
 
 import torch
 from torch._functorch import config as functorch
 
-from benchmarks import memory, timing
+from benchmarks import jobs, memory, timing
 from benchmarks.jobs import Row
 from helion_sinkhorn import dot_compress, reference
-from helion_sinkhorn.lab.tuning.timing import Run, captured, timed
+from helion_sinkhorn.lab.tuning.timing import Run, captured
 from helion_sinkhorn.lab.workloads import WORKLOADS
 
 FILE, WORKERS = "dot_compress.csv", 3
@@ -45,10 +43,9 @@ ENTRIES = {"forward": SHAPE.d + 2 * SHAPE.k, "backward": 2 * SHAPE.d + 3 * SHAPE
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(jobs.Job):
     """Both passes of a function at one batch."""
 
-    prepare_seconds: ClassVar[float] = 300.0
     function: str
     batch: int
     device: str = "cuda"
@@ -108,19 +105,17 @@ def times(make: Callable[[], Run], device: torch.device) -> dict[str, float]:
     """Single calls, queued calls, and one replay of a graph of one call: `timing.graph` has many in one."""
     if not timing.captures(device):
         return {"us": timing.eager(make(), device, 0.1)[0]}
+
+    def waited_for(run: Run) -> float:
+        for _ in range(5):
+            run()
+        return timing.waited_for(run, device, REPEATS)
+
     run = make()
     found = {"us": waited_for(run), "us_queued": timing.queued(run)[0]}
     del run
     run, stream = timing.ready(make)
     return {**found, "us_graph": waited_for(captured(run, stream=stream))}
-
-
-def waited_for(run: Run) -> float:
-    """Median microseconds of single calls, after some that warm up the host."""
-    for _ in range(5):
-        run()
-    torch.cuda.synchronize()
-    return statistics.median(timed(run) for _ in range(REPEATS))
 
 
 def waves(options: argparse.Namespace) -> list[list[Job]]:

@@ -8,41 +8,44 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
+import gc
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Protocol
 
-from benchmarks import autotuning
 from helion_sinkhorn.lab.parent import end_with_parent
 from helion_sinkhorn.lab.tuning.provenance import output_of
 
 HERE = Path(__file__).resolve().parent
 MEASURE_SECONDS = 90.0
+WARMUP_MILLISECONDS, MILLISECONDS = 1, 5
+"""Milliseconds for each config, instead of Triton's 25 and 100: other packages' kernels have up to 48
+configs.
+"""
 Row = dict[str, object]
 
 
-class Job(Protocol):
-    """What one child does: a dataclass of a module that the child imports."""
+class Job:
+    """What one child does: a dataclass of a module that the child imports, which has a `title`."""
 
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def prepare_seconds(self) -> float:
-        """Until it must be ready."""
+    prepare_seconds = 300.0
+    """Until it must be ready."""
 
     def left_out(self) -> list[Row]:
         """A row for each result that is missing where the job fails."""
+        raise NotImplementedError
 
     def rows(self) -> Iterator[Row | None]:
         """What runs before the first, empty yield may disturb other jobs; every later yield is a row, or None
         for the end of a turn."""
+        raise NotImplementedError
 
 
 def work(job: Job, parent: Connection) -> None:
@@ -56,7 +59,7 @@ def work(job: Job, parent: Connection) -> None:
         next(rows)
         parent.send(None)
         parent.recv()
-        autotuning.forget()
+        choose_again()
         for row in rows:
             parent.send(row)
             if row is None:
@@ -66,6 +69,22 @@ def work(job: Job, parent: Connection) -> None:
         if not isinstance(error, ImportError):
             traceback.print_exc()
         parent.send(said(error))
+
+
+def choose_again() -> None:
+    """Let every autotuned kernel of this process choose again at its next call.
+
+    Jobs that get ready side by side disturb each other's choices.  Compiled code is kept.
+    """
+    if "triton.runtime.autotuner" not in sys.modules:
+        return
+    from triton.runtime.autotuner import Autotuner
+    from triton.testing import do_bench
+
+    # some objects object to isinstance
+    for autotuner in [o for o in gc.get_objects() if type(o) is Autotuner]:
+        autotuner.cache.clear()
+        autotuner.do_bench = functools.partial(do_bench, warmup=WARMUP_MILLISECONDS, rep=MILLISECONDS)
 
 
 class Child:

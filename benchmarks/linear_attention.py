@@ -13,11 +13,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import ClassVar
 
 import torch
 
-from benchmarks import memory, timing
+from benchmarks import jobs, memory, timing
 from benchmarks.jobs import Row
 from helion_sinkhorn import recurrent_linear_attention, reference
 from helion_sinkhorn.lab.tuning.timing import Run, with_cold_cache
@@ -39,10 +38,9 @@ PASSES = "forward", "backward"
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(jobs.Job):
     """Both passes of a function at one shape."""
 
-    prepare_seconds: ClassVar[float] = 300.0
     function: str
     shape: tuple[int, int, int]
     dtype: str = "bfloat16"

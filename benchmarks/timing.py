@@ -52,6 +52,14 @@ def eager(run: Run, device: torch.device, milliseconds: float) -> Times:
     return summary(single_calls(run, device, milliseconds))
 
 
+def waited_for(run: Run, device: torch.device, calls: int = 9) -> float:
+    """Median microseconds of single calls, for each of which a GPU waits."""
+    if device.type != "cuda":
+        return statistics.median(on_the_host(run, 0.0, calls))
+    torch.cuda.synchronize()
+    return statistics.median(timed(run) for _ in range(calls))
+
+
 def captures(device: torch.device) -> bool:
     """Whether calls can be queued ahead there, and captured in a graph."""
     return device.type == "cuda"

@@ -68,11 +68,10 @@ def site(f, x, fn, scale, base, comb_order: str = "io", **options) -> Tensors:
     return y, reference.hc_post(f, x, post, comb, comb_order=comb_order)
 
 
-def boundary(f, x, post, comb, pre_next, fn, scale, base) -> Tensors:
-    """The next sublayer's input, the coefficients of its site, and the new streams."""
-    streams = reference.hc_post(f, x, post, comb)
-    made = coefficients(reference.hc_mixes(streams, fn, EPS), scale, base)
-    return reference.hc_pre(streams, pre_next), *made, streams
+def boundary(*given: torch.Tensor | None, **norm) -> Tensors:
+    """The next sublayer's input, the coefficients of its site, and the new streams; with pre_next None it is
+    collapsed by weights of its own."""
+    return reference.hc_boundary(*given, ITERATIONS, EPS, EPS, **norm)
 
 
 def normed_site(f, x, fn, scale, base, y_norm_weight, **options) -> Tensors:
@@ -81,11 +80,8 @@ def normed_site(f, x, fn, scale, base, y_norm_weight, **options) -> Tensors:
 
 
 def normed_boundary(*given: torch.Tensor | None) -> Tensors:
-    """`boundary` and the sublayer's RMSNorm, whose weight comes last; with pre_next None its own weights
-    collapse the streams."""
-    *of_boundary, norm = given
-    options = {"y_norm_weight": norm, "y_norm_eps": EPS}
-    return reference.hc_boundary(*of_boundary, ITERATIONS, EPS, EPS, **options)
+    """`boundary` and the sublayer's RMSNorm, whose weight comes last."""
+    return boundary(*given[:-1], y_norm_weight=given[-1], y_norm_eps=EPS)
 
 
 def normed_seam(f, x, post, comb, *others) -> Tensors:

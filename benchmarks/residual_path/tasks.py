@@ -1,20 +1,47 @@
-"""What a job of `benchmarks.bench residual_path` does: one peer, one operation, forward and backward."""
+"""Jobs of `benchmarks.bench residual_path`: the residual path of mHC beside other packages.
+
+Four streams in bfloat16, 20 iterations.  `coefficients` are pre, post and comb of mixes, for the tokens
+given and for 2^20; `hc_pre`, `hc_post` and `hc_mixes` are the parts around them; `site` is all of it around
+a sublayer whose output is given, and its backward has the sums of the gradients of the streams; `boundary` is
+that of DeepSeek-V4.1, from one sublayer's output to the next one's input.  "its parts" are this package's
+operators one by one, with autograd's sums, and PyTorch's RMSNorm where `normed_` is before the name.
+
+us are single calls that the host has queued ahead, graph_us a call in a CUDA graph; calls go round inputs of
+a gigabyte together unless one call's fit into the cache.  Errors are root mean square, relative to that of
+the result, of the worst result or gradient against float64 of the peer's own formula, over 256 tokens.  The
+peak is what backward allocates at most, relative to its gradients.  Kernels are those that the profiler
+counts, of a site and a boundary.  Bytes are those of each tensor moved once; for a site and a boundary they
+are counted in docs/mhc.md.
+"""
 
 from __future__ import annotations
 
+import argparse
 import functools
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch._functorch import config as functorch
 
-from benchmarks import autotuning, memory, peer_files, timing
-from benchmarks.jobs import Row, said
+from benchmarks import jobs, memory, peer_files, timing
+from benchmarks.jobs import Row, choose_again, said
 from benchmarks.residual_path import peers
 from benchmarks.residual_path.operations import OPERATIONS, Tensors, drawn
 
+FILE, NAMES = "residual_path.csv", (peers.FLOOR, *peers.PEERS)
+WORKERS = max(2, 3 * (os.cpu_count() or 1))
+FIRST_COLUMNS = (
+    "section", "operation", "function", "tokens", "columns", "pass", "us", "us_20", "us_80", "graph_us",
+    "kernels", "bytes", "error", "peak", "note", "uncaptured", "package_version",
+)  # fmt: skip
+SPLIT = (peers.COMPILED, "TransformerEngine", "Megatron-LM")
+"""Functions that compile or try so much that every size is a process of its own."""
+SPLIT_OPERATIONS = {(peers.OURS, of) for of in ("boundary", "normed_boundary", "normed_seam")}
+"""So are these operations of a function: their sizes compile for minutes in one process."""
+SLOWEST = (peers.COMPILED, "Liger")
+"""Functions that take longest to get ready."""
 ROTATED_BYTES = 1 << 30
 """Inputs together, twenty times an H200's cache, where one call's do not fit into it."""
 CACHE_BYTES = 50 << 20
@@ -24,10 +51,10 @@ PASSES = ("forward", "backward")
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(jobs.Job):
     """What one child does."""
 
-    prepare_seconds: ClassVar[float] = 220.0
+    prepare_seconds = 220.0
     """On 16 cores, beside all others of a wave, some jobs were not ready after 150."""
     function: str
     operation: str
@@ -178,7 +205,7 @@ def measured(job: Job) -> Iterator[Row | None]:
     for shape in job.shapes:
         case = Case(job, *shape)
         case.call  # noqa: B018, imports the peer
-        autotuning.forget()
+        choose_again()
         prepared.append((shape, case, *bytes_of(job, *shape), errors(case)))
         memory.clear()
     yield None
@@ -217,3 +244,39 @@ def floors(job: Job) -> Iterator[Row | None]:
         for which in PASSES:
             row = times(functools.partial(copies, moved[which], count, job.device), device)
             yield {**job.row(*shape, which), **row, "bytes": moved[which], **now}
+
+
+def absent(options: argparse.Namespace) -> list[Row]:
+    return [
+        {"function": name, "operation": operation, "note": why}
+        for name in options.only or peers.PEERS
+        if name in peers.PEERS
+        for operation, why in peers.PEERS[name].lacks.items()
+        if operation in (options.operations or [operation])
+    ]
+
+
+def shapes_of(name: str, operation: str, options: argparse.Namespace) -> list[tuple[int, int]]:
+    """(tokens, C) of a function; the coefficients of a token do not depend on C."""
+    if operation == "coefficients":
+        return [(options.tokens, 0), (options.many, 0)]
+    return [(options.tokens, hidden) for hidden in options.columns]
+
+
+def waves(options: argparse.Namespace) -> list[list[Job]]:
+    """Jobs that get ready together, in the order in which they are measured.
+
+    What gets ready longest comes first.  A site of Triton kernels comes later: its parts were compiled by
+    then.
+    """
+    slow, other = [], []
+    for name in options.only or NAMES:
+        for of in OPERATIONS if name == peers.FLOOR else peers.PEERS[name].adapters:
+            if of not in (options.operations or OPERATIONS):
+                continue
+            shapes = shapes_of(name, of, options)
+            split = name in SPLIT or (name, of) in SPLIT_OPERATIONS
+            first = name in SLOWEST or (split and "site" not in of)
+            for part in [(shape,) for shape in shapes] if split else [tuple(shapes)]:
+                (slow if first else other).append(Job(name, of, part, options.device))
+    return [wave for wave in (slow, other) if wave]

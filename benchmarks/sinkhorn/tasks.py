@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import peer_files, timing
+from benchmarks import jobs, peer_files, timing
 from benchmarks.jobs import Row, said
 from benchmarks.memory import clear, most_allocated
 from benchmarks.sinkhorn import peers
@@ -39,7 +39,7 @@ COUNTED = 4, 1 << 17, "float32"
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(jobs.Job):
     """What one child process does; `functions` and the shape belong to a sweep."""
 
     section: str

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import statistics
 from typing import NamedTuple
 
 import torch
 
-from benchmarks.timing import ready
+from benchmarks.timing import ready, waited_for
 from helion_sinkhorn import reference, sinkhorn
-from helion_sinkhorn.lab.tuning import timing
-from helion_sinkhorn.lab.tuning.timing import Run
+from helion_sinkhorn.lab.tuning.timing import Run, captured
 from helion_sinkhorn.ops.sinkhorn.large.torch_op import call, call_backward
 
 
@@ -40,26 +38,20 @@ CASES = [
     Case(1, 1024, 1024, 100, 1e-6), Case(16, 1024, 1024, 100, 1e-6), Case(64, 256, 256, 20, 1e-6),
 ]  # fmt: skip
 """With SuperGlue's dustbins, and with DINO's samples and prototypes, of which the prototypes come first."""
-ROUNDS = 9
 ALONE = (), 0
 """No ranks share the rows."""
 
 
 def timed(run: Run, device: str) -> float:
-    """Milliseconds of a call, the median of ROUNDS."""
+    """Milliseconds of a call."""
     run()
-    samples = (
-        [timing.timed(run) for _ in range(ROUNDS)]
-        if device == "cuda"
-        else timing.on_the_host(run, 0.0, ROUNDS)
-    )
-    return statistics.median(samples) / 1e3
+    return waited_for(run, torch.device(device)) / 1e3
 
 
 def graphed(run: Run) -> Run:
     """Replays of a call."""
     _, stream = ready(lambda: run)
-    return timing.captured(run, stream=stream)
+    return captured(run, stream=stream)
 
 
 def kernel_parts(x: torch.Tensor, dy: torch.Tensor, case: Case, how: str):

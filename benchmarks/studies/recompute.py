@@ -13,7 +13,7 @@ import gc
 import torch
 
 from benchmarks.jobs import Table, of_now
-from benchmarks.live_bytes import LiveBytes
+from benchmarks.memory import LiveBytes
 from benchmarks.timing import conditions
 from helion_sinkhorn import hc_expand, hc_post, nn, recompute_streams
 

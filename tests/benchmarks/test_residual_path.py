@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import bench, jobs, peer_files
-from benchmarks.residual_path import peers, plan, tasks
+from benchmarks.residual_path import peers, tasks
 from benchmarks.residual_path.operations import OPERATIONS, ROWS, drawn
 from tritonbench_ops.hc_post import cases as hc_post
 from tritonbench_ops.hc_pre import cases as hc_pre
@@ -134,9 +134,9 @@ def test_every_peer_has_each_operation_or_a_reason():
 
 
 def test_the_plan_of_a_run():
-    every = plan.NAMES
+    every = tasks.NAMES
     options = bench.make_parser().parse_args(["residual_path"])
-    found = [job for wave in plan.waves(options) for job in wave]
+    found = [job for wave in tasks.waves(options) for job in wave]
     assert len(found) == len({job.title for job in found})
     assert len({j.title for j in found if j.function == "Megatron-LM" and j.operation == "site"}) == 2
     assert {job.function for job in found} == set(every)

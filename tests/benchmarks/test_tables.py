@@ -93,7 +93,7 @@ def test_both_passes_of_attention_are_timed_in_a_graph_where_there_are_any(monke
 def test_what_the_gpu_s_timers_are_given(monkeypatch):
     """Single calls that are waited for, then queued ones, then a graph of one call."""
     asked = []
-    monkeypatch.setattr(dot_compress, "waited_for", lambda run: (asked.append("wait"), run())[1])
+    monkeypatch.setattr(timing, "waited_for", lambda run, *_: (asked.append("wait"), run())[1])
     monkeypatch.setattr(timing, "queued", lambda run: (asked.append("queue"), (run() + 1, 0, 0))[1])
     monkeypatch.setattr(timing, "ready", lambda make: (asked.append("ready"), (make(), None))[1])
     monkeypatch.setattr(dot_compress, "captured", lambda run, stream: lambda: run() + 2)

@@ -11,7 +11,7 @@ import torch
 from autograd_calls import assert_equal, randn
 from mhc_layers import Layers, checkpointed
 
-from benchmarks.live_bytes import LiveBytes
+from benchmarks.memory import LiveBytes
 from helion_sinkhorn import hc_expand, hc_post, recompute_streams
 from helion_sinkhorn.mhc import recompute
 
