@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.sinkhorn.peers import FLOOR, OURS
@@ -46,15 +46,10 @@ def grouped(rows: list[Row], *columns: str) -> dict[tuple[str, ...], list[Row]]:
 
 def seams() -> str:
     """A server's seam by tokens: microseconds for each scheme and C."""
-    rows, columns = read("serving"), ("scheme", "columns")
-    found = {(*at, r["tokens"]): r for at, some in grouped(rows, *columns).items() for r in some}
-    records = []
-    for tokens in SHOWN_TOKENS:
-        record = {"tokens": f"{int(tokens):,}"}
-        for at in grouped(rows, *columns):
-            row = found.get((*at, tokens))
-            record[", ".join(at)] = figure(row["us"]) if row else "-"
-        records.append(record)
+    rows = read("serving")
+    us = {(row["tokens"], f"{row['scheme']}, {row['columns']}"): figure(row["us"]) for row in rows}
+    titles = dict.fromkeys(title for _, title in us)
+    records = [{"tokens": f"{int(n):,}", **{t: us.get((n, t), "-") for t in titles}} for n in SHOWN_TOKENS]
     return f"{stated(rows[0])}\n\n{table(records)}"
 
 
@@ -85,36 +80,30 @@ def balance() -> str:
 
 def balance_run(rows: list[Row]) -> str:
     """Tables of the rows of one device."""
-    found, calls = [], [row for row in rows if not row["section"]]
-    for (shape, dtype), some in grouped(calls, "shape", "dtype").items():
-        us = {(row["function"], float(row["masked"])): float(row["us"]) for row in some}
-        own, copy = us["sinkhorn_balance", 0.0], float(some[0]["us_copy"])
-        over = {float(r["masked"]): r["x_floor"] for r in some if r["function"] == "sinkhorn_balance"}
-        others = {
-            of: f"{figure(t)}, {t / own:.1f} x" for (of, _), t in us.items() if of != "sinkhorn_balance"
-        }
-        found.append({
-            "update": f"{shape}, {dtype}", "a copy": figure(copy), "`sinkhorn_balance`": figure(own),
-            **others, "over the floor": f"{over[0.0]} x",
-            "with 50, 90, 99 % of rows masked": ", ".join(f"{over[s]} x" for s in over if s),
-        })  # fmt: skip
-    whole = balance_steps([row for row in rows if row["section"] == "step" and row["us"]])
-    return f"{stated(rows[0])} Microseconds of a replay of a CUDA graph:\n\n{table(found)}{whole}"
+    calls = beside_ours("update", "sinkhorn_balance", [row for row in rows if not row["section"]])
+    measured = [row for row in rows if row["section"] == "step" and row["us"]]
+    steps = beside_ours("weight", "optimizer", measured)
+    whole = f"\n\nWhole steps of optimizers:\n\n{table(steps)}" if steps else ""
+    return f"{stated(rows[0])} Microseconds of a replay of a CUDA graph:\n\n{table(calls)}{whole}"
 
 
-def balance_steps(rows: list[dict[str, str]]) -> str:
-    """Times of whole steps of optimizers, by functions; nothing where none is measured."""
+def beside_ours(place: str, own: str, rows: list[Row]) -> list[Row]:
+    """A record of each shape for which `own` is measured: it, the other functions, and the floor."""
     found = []
     for (shape, dtype), some in grouped(rows, "shape", "dtype").items():
-        us = {row["function"]: float(row["us"]) for row in some}
-        own = us.pop("optimizer", None)
-        if own is None:
+        us = {row["function"]: float(row["us"]) for row in some if not float(row["masked"])}
+        if own not in us:
             continue
-        others = {of: f"{figure(t)}, {t / own:.1f} x" for of, t in us.items()}
-        (over,) = (row["x_floor"] for row in some if row["function"] == "optimizer")
-        place = {"weight": f"{shape}, {dtype}", "a copy": figure(float(some[0]["us_copy"]))}
-        found.append({**place, "step": figure(own), **others, "over the floor": f"{over} x"})
-    return f"\n\nWhole steps of optimizers:\n\n{table(found)}" if found else ""
+        over = {float(row["masked"]): row["x_floor"] for row in some if row["function"] == own}
+        shares = ", ".join(f"{x} x" for share, x in over.items() if share)
+        found.append({
+            place: f"{shape}, {dtype}", "a copy": figure(some[0]["us_copy"]),
+            f"`{own}`" if place == "update" else "step": figure(us[own]),
+            **{name: f"{figure(t)}, {t / us[own]:.1f} x" for name, t in us.items() if name != own},
+            "over the floor": f"{over[0.0]} x",
+            **({"with 50, 90, 99 % of rows masked": shares} if place == "update" else {}),
+        })  # fmt: skip
+    return found
 
 
 def linear_attention() -> str:
@@ -182,31 +171,17 @@ FIRST_CALLS = {"warm caches": 3.0, "empty caches": 8.0, "no generated code kept"
 """States of the caches, and seconds aimed at from the end of `import torch` to the gradient."""
 
 
-FIRST_CALL_RUN = "device", "torch_version", "triton_version"
-
-
-def first_calls(*run: str) -> dict[str, tuple[str, list[float]]]:
-    """What became of generated code, and seconds of import, forward and backward, in each state.
-
-    Args:
-        run: values of FIRST_CALL_RUN.
-    """
-    found: dict[str, tuple[str, list[float]]] = {}
-    for row in grouped(read("first_call"), *FIRST_CALL_RUN, "n").get((*run, "4"), []):
-        state, _, code = row["quantity"].partition(", ")[2].partition("; ")
-        found.setdefault(state, (code, []))[1].append(float(row["seconds"]))
-    return found
-
-
 def first_call() -> str:
     """Seconds of a first call in each state of the caches, for each device and stack."""
     lines = []
-    for run, rows in grouped(read("first_call"), *FIRST_CALL_RUN).items():
-        line: Row = {"": stated(rows[0]).removesuffix(".")}
-        for state, (code, seconds) in first_calls(*run).items():
-            steps = " + ".join(f"{s:.2f}" for s in seconds)
-            line[state] = f"{steps} = {sum(seconds):.1f} ({code})"
-        lines.append({"": line.pop(""), **{state: line.get(state, "-") for state in FIRST_CALLS}})
+    for rows in grouped(read("first_call"), "device", "torch_version", "triton_version").values():
+        line = {"": stated(rows[0]).removesuffix("."), **dict.fromkeys(FIRST_CALLS, "-")}
+        small = [{**r, "of": r["quantity"].partition(", ")[2]} for r in rows if r["n"] == "4"]
+        for (said,), steps in grouped(small, "of").items():
+            state, _, code = said.partition("; ")
+            seconds = [float(row["seconds"]) for row in steps]
+            line[state] = f"{' + '.join(f'{s:.2f}' for s in seconds)} = {sum(seconds):.1f} ({code})"
+        lines.append(line)
     goals = {state: f"{most:.0f}" if most else "" for state, most in FIRST_CALLS.items()}
     return table([*lines, {"": "aimed at", **goals}])
 
@@ -238,7 +213,6 @@ def host(*names: str) -> str:
     return "\n".join([*lines, "", f"{'. '.join(said)}."])
 
 
-def extremes(values: Iterable[float], digits: str) -> str:
+def extremes(values: Sequence[float], digits: str) -> str:
     """The smallest and the largest."""
-    every = list(values)
-    return f"{min(every):{digits}} to {max(every):{digits}}"
+    return f"{min(values):{digits}} to {max(values):{digits}}"

@@ -12,8 +12,7 @@ import argparse
 import contextlib
 from types import SimpleNamespace
 
-if __name__ == "__main__":
-    # what follows imports torch, which takes seconds
+if __name__ == "__main__":  # before torch is imported, which takes seconds
     argparse.ArgumentParser("python examples/megatron_site.py", description=__doc__).parse_args()
 
 import torch

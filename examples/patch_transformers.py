@@ -31,8 +31,7 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-if __name__ == "__main__":
-    # what follows imports torch, which takes seconds
+if __name__ == "__main__":  # before torch is imported, which takes seconds
     parsed()
 
 import torch

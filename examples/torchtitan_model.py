@@ -12,8 +12,7 @@ from __future__ import annotations
 import argparse
 from types import MethodType, SimpleNamespace
 
-if __name__ == "__main__":
-    # what follows imports torch, which takes seconds
+if __name__ == "__main__":  # before torch is imported, which takes seconds
     argparse.ArgumentParser("python examples/torchtitan_model.py", description=__doc__).parse_args()
 
 import torch
