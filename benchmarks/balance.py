@@ -130,20 +130,16 @@ class Job(jobs.Job):
     """A function on one update, with each share of masked rows."""
 
     function: str
-    workload: str
+    workload: BalanceWorkload
     device: str = "cuda"
     rows_at_most: int = 1 << 30
 
     @property
-    def case(self) -> BalanceWorkload:
-        return next(w for w in cases() if w.name == self.workload)
-
-    @property
     def title(self) -> str:
-        return f"balance: {self.function}, {self.workload}"
+        return f"balance: {self.function}, {self.workload.name}"
 
     def left_out(self) -> list[Row]:
-        w = self.case
+        w = self.workload
         masks = MASKED if self.function == KERNELS and w.settings.zero_row_threshold else (0.0,)
         section = {} if w.average is None else {"section": "step"}
         at = {**section, "function": self.function, "shape": f"{self.m} x {w.n}", "dtype": str(w.dtype)[6:]}
@@ -151,10 +147,10 @@ class Job(jobs.Job):
 
     @property
     def m(self) -> int:
-        return min(self.case.batch, self.rows_at_most)
+        return min(self.workload.batch, self.rows_at_most)
 
     def rows(self) -> Iterator[Row | None]:
-        w, device = self.case, torch.device(self.device)
+        w, device = self.workload, torch.device(self.device)
         update = torch.randn(self.m, w.n, device=device, dtype=w.dtype)
         function = FUNCTIONS[self.function](w, update)
         function()
@@ -211,7 +207,7 @@ def microseconds(make: Callable[[], Run], device: torch.device) -> float:
 def waves(options: argparse.Namespace) -> list[list[Job]]:
     return [
         [
-            Job(name, w.name, options.device, options.rows)
+            Job(name, w, options.device, options.rows)
             for name in names(w)
             if not options.only or name in options.only
         ]

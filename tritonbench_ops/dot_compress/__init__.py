@@ -1,4 +1,4 @@
-"""--op dot_compress.  `operator` imports tritonbench: only when its class is requested."""
+"""--op dot_compress; its class, which needs tritonbench, is made when it is requested."""
 
 from tritonbench_ops.register import finds_operator
 

@@ -1,4 +1,4 @@
-"""--op hc_mixes.  `operator` imports tritonbench: only when its class is requested."""
+"""--op hc_mixes; its class, which needs tritonbench, is made when it is requested."""
 
 from tritonbench_ops.register import finds_operator
 

@@ -1,4 +1,4 @@
-"""--op recurrent_linear_attention.  `operator` imports tritonbench: only when its class is requested."""
+"""--op recurrent_linear_attention; its class, which needs tritonbench, is made when it is requested."""
 
 from tritonbench_ops.register import finds_operator
 
