@@ -11,7 +11,7 @@ from tritonbench_ops.flags import BASELINE, NAMES
 
 FOLDER = Path(__file__).resolve().parent
 METRICS_OF_ALL = "share_of_budget", "err_over_inductor", "x_floor", "gbps", "flops"
-"""Those of every operator that tritonbench has not."""
+"""What every operator shows besides what tritonbench measures."""
 
 
 def register() -> None:
