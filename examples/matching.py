@@ -34,14 +34,10 @@ import torch
 from helion_sinkhorn import sinkhorn
 
 
-def gumbel(shape: torch.Size, device: torch.device) -> torch.Tensor:
-    return -torch.empty(shape, device=device).exponential_().log()
-
-
 def soft_permutation(scores: torch.Tensor, temperature: float, noise: float, n_iters: int) -> torch.Tensor:
     """(..., n, n) scores to a doubly stochastic matrix of the same shape."""
-    noisy = scores + noise * gumbel(scores.shape, scores.device)
-    return sinkhorn(noisy / temperature, n_iters, form="log")
+    gumbel = -torch.empty_like(scores).exponential_().log()
+    return sinkhorn((scores + noise * gumbel) / temperature, n_iters, form="log")
 
 
 def main(words: list[str] | None = None) -> float:
