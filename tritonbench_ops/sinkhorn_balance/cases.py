@@ -57,9 +57,6 @@ class Operator(Judged):
         super().__init__(tb_args, extra_args)
         self.requires_grad = False
 
-    def leaves(self):
-        return []
-
     def upstreams(self):
         return [self.example_inputs[0]]
 
