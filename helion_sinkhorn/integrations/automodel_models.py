@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.integrations.digests import digest
 from helion_sinkhorn.integrations.norms import entered, norm_of
-from helion_sinkhorn.integrations.replacement import Known, Package
+from helion_sinkhorn.integrations.replacement import Known, Package, digest
 from helion_sinkhorn.mhc.modules import apart_for
 from helion_sinkhorn.nn import HyperBoundary, HyperConnection, HyperHead
 from helion_sinkhorn.ops.mhc.post.api import hc_post

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from helion_sinkhorn.integrations.digests import digest
+from helion_sinkhorn.integrations.replacement import digest
 from helion_sinkhorn.mhc.norm import HOOKS
 
 

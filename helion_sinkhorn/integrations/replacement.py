@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from types import MethodType, ModuleType
+import functools
+import hashlib
+import inspect
+import io
+import textwrap
+import tokenize
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from helion_sinkhorn.integrations.digests import digest
-from helion_sinkhorn.integrations.wrappers import held, is_same, turn, written
 from helion_sinkhorn.runtime.checks import type_of
 
 ADDED = ("hidden_size", "initializer_range", "options", "merged", "implementation")
@@ -210,3 +214,68 @@ def _attributes(known: Known, module: torch.nn.Module, options: dict[str, Any]) 
         return {}
     made = known.like(module, **options)
     return {name: getattr(made, name) for name in ADDED}
+
+
+def digest(function: Callable[..., Any]) -> str:
+    """A hash of a function's source without comments, strings and blanks."""
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        return "no source"
+    words: list[str] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        word = token.string.strip() or tokenize.tok_name[token.type]
+        is_empty_line = word == "NEWLINE" and words[-1] in ("NEWLINE", "INDENT")
+        if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.STRING) and not is_empty_line:
+            words.append(word)
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+
+
+def is_same(value: object, method: MethodType) -> bool:
+    return isinstance(value, MethodType) and value == method
+
+
+def held(wrapper: Any) -> Iterator[Any]:
+    """The objects that a wrapper calls, closes over or has as attributes, recursively except into modules."""
+    queue, seen = [wrapper], set()
+    while queue:
+        value = queue.pop()
+        yield value
+        if id(value) in seen or isinstance(value, (torch.nn.Module, type)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, functools.partial):
+            queue += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, MethodType):
+            queue += [value.__self__, value.__func__]
+        elif isinstance(value, FunctionType):
+            queue += [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+            queue += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        elif isinstance(value, (list, tuple)):
+            queue += value
+        elif isinstance(value, dict) or hasattr(value, "__dict__"):
+            queue += (value if isinstance(value, dict) else vars(value)).values()
+
+
+def written(wrapper: Any) -> str:
+    """The place of a wrapper's code, for a message."""
+    function = wrapper
+    while isinstance(function, functools.partial):
+        function = function.func
+    return (
+        f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
+    )
+
+
+def turn(module: torch.nn.Module, kind: type[torch.nn.Module]) -> None:
+    """Change a module's class, and with it the forward that its attributes and wrappers hold."""
+    own, other = MethodType(type(module).forward, module), MethodType(kind.forward, module)
+    module.__class__ = kind
+    for name, value in list(vars(module).items()):
+        if is_same(value, own):
+            vars(module)[name] = other
+        # for inspect.signature
+        while hasattr(value, "__wrapped__"):
+            if is_same(value.__wrapped__, own):
+                value.__wrapped__ = other
+            value = value.__wrapped__

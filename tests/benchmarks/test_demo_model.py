@@ -16,7 +16,7 @@ from benchmarks.demo_model import __main__ as demo
 from benchmarks.demo_model import run as steps
 from benchmarks.demo_model.training import Run
 from helion_sinkhorn import hc_post
-from helion_sinkhorn.integrations import models
+from helion_sinkhorn.integrations import transformers
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_it_passes_and_draws(run, tmp_path):
 
 
 def test_it_fails_with_comb_transposed(run, monkeypatch):
-    monkeypatch.setattr(models, "hc_post", functools.partial(hc_post, comb_order="oi"))
+    monkeypatch.setattr(transformers, "hc_post", functools.partial(hc_post, comb_order="oi"))
     status, printed = run()
     assert status == 1
     assert "FAILED" in printed

@@ -26,17 +26,14 @@ initialization = pytest.importorskip("transformers.initialization")
 from benchmarks.demo_model import model as tiny  # noqa: E402
 from benchmarks.demo_model.compare import TIMES, differences, results, sensitivity  # noqa: E402
 from examples.patch_transformers import glm  # noqa: E402
-from helion_sinkhorn.integrations import models  # noqa: E402
 from helion_sinkhorn.integrations import transformers as integration  # noqa: E402
-from helion_sinkhorn.integrations.digests import digest  # noqa: E402
-from helion_sinkhorn.integrations.models import PACKAGE  # noqa: E402
 from helion_sinkhorn.integrations.norms import entered  # noqa: E402
-from helion_sinkhorn.integrations.replacement import Patched, kinds  # noqa: E402
-from helion_sinkhorn.integrations.transformers import patch, unpatch  # noqa: E402
+from helion_sinkhorn.integrations.replacement import Patched, digest, kinds  # noqa: E402
+from helion_sinkhorn.integrations.transformers import PACKAGE, patch, unpatch  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
-    transformers.__version__ not in models.TESTED,
-    reason=f"transformers {transformers.__version__}, tested are {models.TESTED}",
+    transformers.__version__ not in integration.TESTED,
+    reason=f"transformers {transformers.__version__}, tested are {integration.TESTED}",
 )
 VOCABULARY = 13
 ALL = Patched(connections=4, heads=1, layers=2)
@@ -177,7 +174,7 @@ def test_hooks_stay(when):
         module.register_forward_hook(lambda module, *_: calls.append(type(module).__module__))
     if when == "before":
         patch(model)
-    for change, where in ((None, models.__name__), (unpatch, theirs.__name__)):
+    for change, where in ((None, integration.__name__), (unpatch, theirs.__name__)):
         if change:
             change(model)
         torch.testing.assert_close(model(ids()).logits, expected, rtol=1e-4, atol=1e-5)
@@ -230,7 +227,7 @@ def test_a_weight_that_widens_its_norm_is_left_to_it(model):
     layer = next(module for module in patched.modules() if hasattr(module, "attn_hc"))
     layer.input_layernorm.float()
     streams = torch.randn(2, 5, layer.attn_hc.hc_mult, layer.attn_hc.hidden_size, dtype=torch.bfloat16)
-    y = entered(models.NORMS, layer.input_layernorm, streams, layer.attn_hc.enter).y
+    y = entered(integration.NORMS, layer.input_layernorm, streams, layer.attn_hc.enter).y
     assert y.dtype == layer.input_layernorm(streams[..., 0, :]).dtype
 
 
@@ -267,7 +264,7 @@ def test_forwards_that_were_wrapped_on_the_instance_stay_so(kind, when):
     assert not torch.equal(patched, expected)
     torch.testing.assert_close(patched, expected, rtol=1e-4, atol=1e-5)
     assert calls == wrapped
-    own = getattr(models, kind).forward
+    own = getattr(integration, kind).forward
     for module in wrapped:
         assert inspect.signature(module.forward) == inspect.signature(own.__get__(module))
     calls.clear()
