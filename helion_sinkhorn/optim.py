@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from helion_sinkhorn.ops.balance import torch_op
 from helion_sinkhorn.ops.balance.options import BalanceOptions
-from helion_sinkhorn.ops.balance.passes import Average
-from helion_sinkhorn.ops.balance.step import step
-from helion_sinkhorn.runtime.checks import check_finite, check_number, check_tensor
+from helion_sinkhorn.ops.balance.space import LARGEST_N
+from helion_sinkhorn.runtime.checks import check_finite, check_number, check_tensor, implementation_for
 from helion_sinkhorn.runtime.pieces import COMPUTING
+from helion_sinkhorn.runtime.torch_op import may_be_distributed
 
 MOST_ENTRIES = 1 << 26
 """The most entries of tensors of one shape that are balanced at a time: they are copied for that."""
@@ -71,15 +72,25 @@ class _Balanced(torch.optim.Optimizer):
         return loss
 
     def _update(self, params: list[torch.Tensor], group: dict[str, Any]) -> None:
-        """A step of parameters of one shape."""
+        """A step of parameters of one shape; the rows of a DTensor may be sharded."""
         gradients = [_gradient(p) for p in params]
-        average = Average(group["momentum"], group.get("nesterov", False))
-        averages = [self._buffer(p) for p in params] if average.momentum > 0 else []
+        averages = [self._buffer(p) for p in params] if group["momentum"] > 0 else []
         rows, columns = params[0].shape[-2:]
         # rows, or columns, of norm 1 then have a root mean square of 1
         factor = math.sqrt(columns if group["scale"] == "row_rms" else rows)
         size = _size(group["lr"], group["lr_correction"] * factor, params[0])
-        step(params, gradients, averages, average, size, BalanceOptions(**_options(group)))
+        groups: list[str] = []
+        if may_be_distributed(*params, *gradients):
+            from helion_sinkhorn.ops.balance.distributed import local
+
+            parts = [local(g, p, []) for g, p in zip(gradients, params, strict=True)]
+            gradients, params, (groups, *_) = ([*of] for of in zip(*parts, strict=True))
+            averages = [local(a, None, [])[0] for a in averages]
+        within = 2 <= columns <= LARGEST_N
+        how = implementation_for("auto", "a parameter", params[0], None if within else str)
+        average = group["momentum"], group.get("nesterov", False)
+        settings = group["steps"], group["zero_row_threshold"], group["eps"]
+        torch_op.call_step(params, gradients, averages, size, *average, *settings, groups, how)
 
     def _buffer(self, p: torch.Tensor) -> torch.Tensor:
         state = self.state[p]

@@ -1,5 +1,6 @@
 """The passes of sinkhorn_balance in vectorised PyTorch: what a CPU runs, and a GPU for float64.
 
+x is (B, m, n), and c (B, n) and d (B, m) are the scales of columns and rows, 0 in masked rows; u = d x c.
 Rows are computed in pieces.  A matrix's bits do not depend on other matrices: the size of one matrix decides
 the order of pieces and sums.
 """
@@ -26,6 +27,7 @@ def row_norms(entries: torch.Tensor) -> torch.Tensor:
 
 
 def norms(x: torch.Tensor) -> torch.Tensor:
+    """The norms (B, m) of rows."""
     found = x.new_empty(x.shape[:2], dtype=COMPUTING[x.dtype])
     for at in blocks(x):
         found[at] = row_norms(x[at].to(found.dtype))
@@ -35,6 +37,10 @@ def norms(x: torch.Tensor) -> torch.Tensor:
 def momentum(
     x: torch.Tensor, average: torch.Tensor, ahead: torch.Tensor | None, momentum: float
 ) -> torch.Tensor:
+    """Update average <- momentum average + (1 - momentum) x, and write ahead likewise if it is given.
+
+    Return the norms (B, m) of the rows of what is stored last.
+    """
     found = x.new_empty(x.shape[:2], dtype=COMPUTING[x.dtype])
     for at in blocks(x):
         terms = x[at].to(found.dtype) * (1.0 - momentum)
@@ -49,7 +55,7 @@ def momentum(
 
 
 def order(live: torch.Tensor) -> None:
-    """None, since d is 0 where a row is masked."""
+    """The order of rows that `squares` takes, from which rows are not masked: here none, since d says it."""
 
 
 def iterate(
@@ -69,6 +75,7 @@ def squares(
     x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, order: None,
     eps: float, row_step: bool, backwards: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(sums (B, S, n) of u^2 over shares of the rows, d), after a row step if the pass has one."""
     total, stepped = torch.zeros_like(c), torch.empty_like(d)
     for at in [*blocks(x)][:: -1 if backwards else 1]:
         u, stepped[at] = iterate(x, c, d, at, eps, row_step)
@@ -77,6 +84,7 @@ def squares(
 
 
 def columns(sums: torch.Tensor, c: torch.Tensor, eps: float) -> None:
+    """A column step: divide c by the norms."""
     square = sums.sum(1)
     c.div_(torch.where(square == 0, 1.0, square.sqrt() + eps))
 
@@ -85,6 +93,7 @@ def finish(
     x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, out: torch.Tensor,
     eps: float, row_step: bool, factor: float,
 ) -> None:  # fmt: skip
+    """out = u times factor, after a last row step if there is one."""
     for at in blocks(x):
         u, _ = iterate(x, c, d, at, eps, row_step)
         out[at] = u.mul_(factor)
@@ -94,6 +103,7 @@ def update(
     x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, w: torch.Tensor,
     size: torch.Tensor, eps: float, row_step: bool,
 ) -> None:  # fmt: skip
+    """w <- w - size u, after a last row step if there is one; masked rows stay."""
     for at in blocks(x):
         u, _ = iterate(x, c, d, at, eps, row_step)
         moved = w[at].to(u.dtype) - u.mul_(size)

@@ -50,7 +50,7 @@ def call_for(columns: int, dtype: torch.dtype) -> BalanceCall:
 
 
 class Launches(NamedTuple):
-    """The passes of `passes.Passes` for contiguous x (B, m, n) at a 16-byte boundary, with m at least 2."""
+    """The passes of `eager` for contiguous x (B, m, n) at a 16-byte boundary, with m at least 2."""
 
     choices: Choices = NO_CHOICES
 

@@ -1,10 +1,11 @@
-"""The steps of sinkhorn_balance as passes over the matrix, by kernels or in PyTorch."""
+"""The steps of sinkhorn_balance as passes over the matrix: `eager` has them in PyTorch, `launch.LAUNCHES` by
+kernels."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,45 +14,6 @@ from helion_sinkhorn.ops.balance.options import BalanceOptions
 from helion_sinkhorn.runtime.groups import reduce_over
 from helion_sinkhorn.runtime.pieces import COMPUTING
 from helion_sinkhorn.runtime.views import placed
-
-
-class Passes(Protocol):
-    """What computes a pass; c (B, n) and d (B, m) are the scales of columns and rows, u = d x c."""
-
-    def norms(self, x: torch.Tensor) -> torch.Tensor:
-        """The norms (B, m) of the rows of x (B, m, n)."""
-
-    def momentum(
-        self, x: torch.Tensor, average: torch.Tensor, ahead: torch.Tensor | None, momentum: float
-    ) -> torch.Tensor:
-        """Update average <- momentum average + (1 - momentum) x, and write ahead likewise if it is given.
-
-        Return the norms (B, m) of the rows of what is stored last.
-        """
-
-    def order(self, live: torch.Tensor) -> Any:
-        """The order of rows that `squares` takes, from which rows are not masked."""
-
-    def squares(
-        self, x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, order: Any,
-        eps: float, row_step: bool, backwards: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """(sums (B, S, n) of u^2 over shares of the rows, d), after a row step if the pass has one."""
-
-    def columns(self, sums: torch.Tensor, c: torch.Tensor, eps: float) -> None:
-        """A column step: divide c by the norms."""
-
-    def finish(
-        self, x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, out: torch.Tensor,
-        eps: float, row_step: bool, factor: float,
-    ) -> None:  # fmt: skip
-        """out = u times factor, after a last row step if there is one."""
-
-    def update(
-        self, x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, w: torch.Tensor,
-        size: torch.Tensor, eps: float, row_step: bool,
-    ) -> None:  # fmt: skip
-        """w <- w - size u, after a last row step if there is one; masked rows stay."""
 
 
 class Scales(NamedTuple):
@@ -72,7 +34,7 @@ class Average(NamedTuple):
 
 
 def balance(
-    x: torch.Tensor, out: torch.Tensor, options: BalanceOptions, groups: Sequence[str], passes: Passes
+    x: torch.Tensor, out: torch.Tensor, options: BalanceOptions, groups: Sequence[str], passes: Any
 ) -> None:
     """Balance x (B, m, n) and write it to out, which may be x.
 
@@ -93,7 +55,7 @@ def step(
     size: torch.Tensor,
     options: BalanceOptions,
     groups: Sequence[str],
-    passes: Passes,
+    passes: Any,
 ) -> None:
     """A step of an optimizer: w <- w - size u for each w (B, m, n), all of one shape.
 
@@ -117,7 +79,7 @@ def _updates(
     averages: Sequence[torch.Tensor],
     average: Average,
     options: BalanceOptions,
-    passes: Passes,
+    passes: Any,
 ) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
     """(the update to balance, the norms of its rows if they are needed)."""
     if averages:
@@ -135,7 +97,7 @@ def scales(
     norms: torch.Tensor | None,
     options: BalanceOptions,
     groups: Sequence[str],
-    passes: Passes,
+    passes: Any,
 ) -> Scales:
     """The scales after all steps except a last row step.
 

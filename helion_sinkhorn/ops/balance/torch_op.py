@@ -46,7 +46,7 @@ def _passes(x, implementation):
 
 
 def step(weights, gradients, averages, size, *rest):
-    """Update weights, and the averages of their gradients; see step.step."""
+    """Update weights, and the averages of their gradients; see passes.step."""
     momentum, nesterov, *options, groups, implementation = rest
     moved = [*weights, *averages]
     places = [flattened(t, 2) for t in moved]
