@@ -48,9 +48,9 @@ def test_float64_is_the_specification(n, m, form, first, n_iters):
 @pytest.mark.parametrize("n_iters", [4, 5, 6, 60])
 def test_segments_of_float64(n_iters, monkeypatch):
     """Absorbing u and v every second iteration changes nothing."""
-    from helion_sinkhorn.ops.sinkhorn.large import problem
+    from helion_sinkhorn.ops.sinkhorn.large import log_form
 
-    monkeypatch.setattr(problem, "segment_length", lambda n, m, dtype: 2)
+    monkeypatch.setattr(log_form, "segment_length", lambda n, m, dtype: 2)
     assert_as_specified(*wide(1, 180, 190), n_iters=n_iters, form="log")
 
 

@@ -14,7 +14,6 @@ import torch
 from helion_sinkhorn.ops.sinkhorn import definition
 from helion_sinkhorn.ops.sinkhorn.eager import settle_exp
 from helion_sinkhorn.ops.sinkhorn.large import eps_form, log_form, sides
-from helion_sinkhorn.ops.sinkhorn.large.problem import problem
 from helion_sinkhorn.ops.sinkhorn.large.ranks import Ranks
 from helion_sinkhorn.ops.sinkhorn.large.sides import (
     SHORTEST,
@@ -98,7 +97,7 @@ def forward(given: Matrices, n_iters: int, keep: bool, out_dtype: torch.dtype) -
             if eps:
                 eps_form.forward(z, *kept_here, n_iters, eps, p[part], ranks)
             else:
-                of = problem(z, *cut(part, *marginals), ranks)
+                of = log_form.problem(z, *cut(part, *marginals), ranks)
                 log_form.forward(of, *kept_here, *cut(part, *potentials), n_iters, p[part])
     return results
 
@@ -135,7 +134,7 @@ def backward(
                 if scale is not None:
                     found.mul_(scale)
             else:
-                of = problem(z, *cut(part, *marginals), ranks)
+                of = log_form.problem(z, *cut(part, *marginals), ranks)
                 found, *own = log_form.backward(of, d, *cut(part, *upstream), us[:, part], vs[:, part])
                 for into, t in zip(of_marginals, own, strict=False):
                     into[part] = t

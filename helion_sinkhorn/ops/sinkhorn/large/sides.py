@@ -98,23 +98,15 @@ class Matrices(NamedTuple):
     """The processes that share the rows."""
 
 
-class Forward(NamedTuple):
-    """The arguments and results of a forward, with the lead side first in each pair."""
+def forward(given: Matrices, results: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+    """(x, P, potentials, vectors, marginals) of a forward, with the lead side first in each pair.
 
-    x: torch.Tensor
-    p: torch.Tensor
-    potentials: list[torch.Tensor]
-    """Empty in the deepseek form."""
-    vectors: tuple[torch.Tensor, torch.Tensor]
-    """(T, B, n) and (T, B, m), for any number T of vectors."""
-    marginals: list[torch.Tensor | None]
-
-
-def forward(given: Matrices, results: tuple[torch.Tensor, ...]) -> Forward:
-    """The sides of a forward; `results` are those of `empty_results`."""
+    `results` are those of `empty_results`.  The deepseek form has no potentials; there are any number T of
+    vectors, (T, B, n) and (T, B, m).
+    """
     made, f, g, *vectors = results
     first, x = given.first, turned(given.first, given.logits)
-    return Forward(
+    return (
         x,
         turned(first, made),
         flat(*lead_first(first, f, g)) if f.size(-1) else [],
@@ -123,31 +115,17 @@ def forward(given: Matrices, results: tuple[torch.Tensor, ...]) -> Forward:
     )
 
 
-class Backward(NamedTuple):
-    """The arguments and results of a backward, with the lead side first in each pair."""
-
-    x: torch.Tensor
-    dy: torch.Tensor | None
-    dx: torch.Tensor
-    upstream: list[torch.Tensor | None]
-    """Gradients of the potentials."""
-    marginals: list[torch.Tensor | None]
-    vectors: tuple[torch.Tensor, torch.Tensor]
-    of_marginals: list[torch.Tensor]
-
-
 def backward(
-    dp: torch.Tensor | None,
-    df: torch.Tensor | None,
-    dg: torch.Tensor | None,
-    given: Matrices,
-    gradients: tuple[torch.Tensor, ...],
-    *vectors: torch.Tensor,
-) -> Backward:
-    """The sides of a backward; `gradients` are those of `empty_gradients`."""
+    dp: torch.Tensor | None, df: torch.Tensor | None, dg: torch.Tensor | None, given: Matrices,
+    gradients: tuple[torch.Tensor, ...], *vectors: torch.Tensor,
+) -> tuple[Any, ...]:  # fmt: skip
+    """(x, dP, dx, gradients of potentials, marginals, vectors, gradients of marginals) of a backward.
+
+    The lead side is first in each pair; `gradients` are those of `empty_gradients`.
+    """
     made, *of_marginals = gradients
     first, x = given.first, turned(given.first, given.logits)
-    return Backward(
+    return (
         x,
         turned(first, dp),
         turned(first, made),
