@@ -21,7 +21,7 @@ from benchmarks.jobs import Table, of_now
 from benchmarks.residual_path.operations import EPS, ITERATIONS, ROWS, STREAMS, drawn
 from benchmarks.timing import GRAPH_CALLS, conditions, graph
 from helion_sinkhorn import Out, hc_boundary, hc_prepare
-from helion_sinkhorn.integrations.servers import mhc_post, seam
+from helion_sinkhorn.integrations.servers import Taken, mhc_post
 
 MILLISECONDS = 10.0
 COPIED = 1 << 29
@@ -74,7 +74,7 @@ def ours(scheme: str, given: Drawn):
         streams = given.update[1]
 
         def pre(fn):
-            made = seam(None, streams, (fn, given.scale, given.base), CONSTANTS, given.norm, EPS)
+            made = Taken().seam(None, streams, (fn, given.scale, given.base), CONSTANTS, given.norm, EPS)
             return made.post, made.comb, made.y
 
         return pre

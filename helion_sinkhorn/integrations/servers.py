@@ -67,14 +67,31 @@ class Taken:
 
     def seam(
         self,
-        update: tuple[torch.Tensor, ...] | None,
+        update: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
         streams: torch.Tensor,
-        parameters: tuple[torch.Tensor, ...],
-        *others: Any,
+        parameters: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        constants: tuple[float, float, float, float, int],
+        norm_weight: torch.Tensor | None,
+        norm_eps: float | None,
+        weights: torch.Tensor | None = None,
     ) -> Crossing:
-        """`seam` with the fn that is `kept`."""
+        """Call `hc_boundary`, or without an update `hc_site` with the weights of the site before.
+
+        The update is the sublayer's output, post (..., n) or (..., n, 1), and comb.  The constants come in
+        the order of the servers.  norm_eps is not read without norm_weight.
+        """
+        rms_eps, pre_eps, eps, post_mult, iterations = constants
+        options = SiteOptions(iterations, eps, rms_eps, post_mult, pre_eps)
+        if norm_weight is not None:
+            options = options._replace(y_norm_eps=norm_eps)
         fn, *rest = parameters
-        return seam(update, streams, (self.kept(fn, update is not None), *rest), *others)
+        site = SiteParameters(self.kept(fn, update is not None), *rest, y_norm_weight=norm_weight)
+        if update is not None:
+            f, post, comb = update
+            update = Update(f, streams, per_stream(post, streams), comb)
+            check_update(update)
+        check_site(streams, site, weights)
+        return crossing(update, streams, site, weights, options.checked(), "auto")
 
     def or_theirs(self, ours: Callable[..., Any], streams: str = "") -> Callable[..., Any]:
         """(theirs, *given, **options): `ours` if it is taken; a fused seam names its argument of streams."""
@@ -93,39 +110,6 @@ def mhc_post(
 ) -> torch.Tensor:
     """The new streams, by `hc_post`; the arguments of both servers."""
     return hc_post(x, residual, per_stream(post_layer_mix, residual), comb_res_mix)
-
-
-def seam(
-    update: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
-    streams: torch.Tensor,
-    parameters: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    constants: tuple[float, float, float, float, int],
-    norm_weight: torch.Tensor | None,
-    norm_eps: float | None,
-    weights: torch.Tensor | None = None,
-) -> Crossing:
-    """Call `hc_boundary`, or without an update `hc_site` with the weights of the site before.
-
-    Args:
-        update: the sublayer's output, post (..., n) or (..., n, 1), and comb; or None.
-        streams: (..., n, C).
-        parameters: fn, scale and base.
-        constants: in the order of the servers: norm_eps, pre_eps, eps, post_mult, sinkhorn_iters.
-        norm_weight: the weight of the RMSNorm before the sublayer, or None.
-        norm_eps: the eps of that norm; not read without norm_weight.
-        weights: (..., n), or None for the weights of this site.
-    """
-    rms_eps, pre_eps, eps, post_mult, iterations = constants
-    options = SiteOptions(iterations, eps, rms_eps, post_mult, pre_eps)
-    if norm_weight is not None:
-        options = options._replace(y_norm_eps=norm_eps)
-    site = SiteParameters(*parameters, y_norm_weight=norm_weight)
-    if update is not None:
-        f, post, comb = update
-        update = Update(f, streams, per_stream(post, streams), comb)
-        check_update(update)
-    check_site(streams, site, weights)
-    return crossing(update, streams, site, weights, options.checked(), "auto")
 
 
 def per_stream(post: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:

@@ -9,27 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from helion_sinkhorn.ops.sinkhorn.large import space
 from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks
 from helion_sinkhorn.ops.sinkhorn.large.sides import SHORTEST, kept_entries
-from helion_sinkhorn.ops.sinkhorn.large.space import (
-    LargeCall,
-    columns_default,
-    columns_space,
-    of_logs_default,
-    rows_default,
-    rows_space,
-    steps_default,
-    terms_default,
-    terms_space,
-    vectors_default,
-    whole_default,
-    whole_space,
-    wide_columns_default,
-    wide_columns_space,
-    wide_rows_default,
-    wide_rows_space,
-    write_default,
-)
+from helion_sinkhorn.ops.sinkhorn.large.space import LargeCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Choices, Chosen, chosen_for, launch, repeated
 from helion_sinkhorn.runtime.space import default_only, power_of_two
@@ -88,43 +71,42 @@ def eps_sizes(chosen: Chosen, call: LargeCall, eps: float) -> tuple[Any, ...]:
 
 eps_rows, eps_columns, eps_whole = (inverting(f) for f in (rows_facts, columns_facts, eps_sizes))
 KERNELS = {
-    name: Kernel(
-        name, f"{ROOM}.{body}:{name}", LargeCall, default, space, facts, numbers=numbers,
+    f"sinkhorn_large_{name}": Kernel(
+        f"sinkhorn_large_{name}", f"{ROOM}.{body}:sinkhorn_large_{name}", LargeCall, default,
+        tried or default_only(default), facts, numbers=numbers,
         # launches of long lines take a tenth of a millisecond or more
         traits=frozenset({"overlaps"} if body != "wide_kernels" else ())
         | frozenset({"in place"} if name.endswith("gradient") else ()),
     )
-    for name, body, default, space, facts, numbers in (
-        ("sinkhorn_large_first", "kernels", steps_default, default_only(steps_default), rows_facts, 0),
-        ("sinkhorn_large_step", "kernels", steps_default, rows_space, rows_facts, 0),
-        ("sinkhorn_large_columns", "kernels", columns_default, columns_space, parts_facts, 0),
-        (
-            "sinkhorn_large_columns_of_logs", "kernels", of_logs_default, default_only(of_logs_default),
-            parts_facts, 0,
-        ),
-        ("sinkhorn_large_write", "kernels", write_default, default_only(write_default), sizes, 0),
-        ("sinkhorn_large_sums", "adjoint", rows_default, default_only(rows_default), rows_facts, 0),
-        ("sinkhorn_large_turn", "adjoint", rows_default, default_only(rows_default), rows_facts, 0),
-        ("sinkhorn_large_back", "adjoint", steps_default, rows_space, rows_facts, 0),
-        ("sinkhorn_large_apart_step", "apart_kernels", steps_default, rows_space, rows_facts, 0),
-        ("sinkhorn_large_apart_back", "apart_kernels", steps_default, rows_space, rows_facts, 0),
-        ("sinkhorn_large_gather", "adjoint", columns_default, columns_space, columns_facts, 0),
-        ("sinkhorn_large_left", "segment_kernels", vectors_default, default_only(vectors_default), sizes, 0),
-        ("sinkhorn_large_right", "segment_kernels", vectors_default, default_only(vectors_default), sizes, 0),
-        ("sinkhorn_large_terms", "adjoint", terms_default, terms_space, sizes, 0),
-        ("sinkhorn_large_gradient", "adjoint", whole_default, whole_space, sizes, 0),
-        ("sinkhorn_large_eps_first", "eps_kernels", rows_default, default_only(rows_default), eps_rows, 1),
-        ("sinkhorn_large_eps_step", "eps_kernels", rows_default, rows_space, eps_rows, 2),
-        ("sinkhorn_large_eps_columns", "eps_kernels", columns_default, columns_space, eps_columns, 1),
-        ("sinkhorn_large_eps_write", "eps_kernels", write_default, default_only(write_default), eps_whole, 1),
-        ("sinkhorn_large_eps_sums", "eps_kernels", rows_default, default_only(rows_default), eps_rows, 1),
-        ("sinkhorn_large_eps_turn", "eps_kernels", rows_default, default_only(rows_default), eps_rows, 2),
-        ("sinkhorn_large_eps_back", "eps_kernels", steps_default, rows_space, eps_rows, 2),
-        ("sinkhorn_large_wide_first", "wide_kernels", wide_rows_default, wide_rows_space, sizes, 0),
-        ("sinkhorn_large_wide_logs", "wide_kernels", wide_columns_default, wide_columns_space, sizes, 0),
-        ("sinkhorn_large_wide_rows", "wide_kernels", wide_rows_default, wide_rows_space, sizes, 0),
-        ("sinkhorn_large_wide_columns", "wide_kernels", wide_columns_default, wide_columns_space, sizes, 0),
-        ("sinkhorn_large_wide_gradient", "wide_kernels", wide_rows_default, wide_rows_space, sizes, 0),
+    # tried: the space, or None for nothing but the default
+    for name, body, default, tried, facts, numbers in (
+        ("first", "kernels", space.steps_default, None, rows_facts, 0),
+        ("step", "kernels", space.steps_default, space.rows_space, rows_facts, 0),
+        ("columns", "kernels", space.columns_default, space.columns_space, parts_facts, 0),
+        ("columns_of_logs", "kernels", space.of_logs_default, None, parts_facts, 0),
+        ("write", "kernels", space.write_default, None, sizes, 0),
+        ("sums", "adjoint", space.rows_default, None, rows_facts, 0),
+        ("turn", "adjoint", space.rows_default, None, rows_facts, 0),
+        ("back", "adjoint", space.steps_default, space.rows_space, rows_facts, 0),
+        ("apart_step", "apart_kernels", space.steps_default, space.rows_space, rows_facts, 0),
+        ("apart_back", "apart_kernels", space.steps_default, space.rows_space, rows_facts, 0),
+        ("gather", "adjoint", space.columns_default, space.columns_space, columns_facts, 0),
+        ("left", "segment_kernels", space.vectors_default, None, sizes, 0),
+        ("right", "segment_kernels", space.vectors_default, None, sizes, 0),
+        ("terms", "adjoint", space.terms_default, space.terms_space, sizes, 0),
+        ("gradient", "adjoint", space.whole_default, space.whole_space, sizes, 0),
+        ("eps_first", "eps_kernels", space.rows_default, None, eps_rows, 1),
+        ("eps_step", "eps_kernels", space.rows_default, space.rows_space, eps_rows, 2),
+        ("eps_columns", "eps_kernels", space.columns_default, space.columns_space, eps_columns, 1),
+        ("eps_write", "eps_kernels", space.write_default, None, eps_whole, 1),
+        ("eps_sums", "eps_kernels", space.rows_default, None, eps_rows, 1),
+        ("eps_turn", "eps_kernels", space.rows_default, None, eps_rows, 2),
+        ("eps_back", "eps_kernels", space.steps_default, space.rows_space, eps_rows, 2),
+        ("wide_first", "wide_kernels", space.wide_rows_default, space.wide_rows_space, sizes, 0),
+        ("wide_logs", "wide_kernels", space.wide_columns_default, space.wide_columns_space, sizes, 0),
+        ("wide_rows", "wide_kernels", space.wide_rows_default, space.wide_rows_space, sizes, 0),
+        ("wide_columns", "wide_kernels", space.wide_columns_default, space.wide_columns_space, sizes, 0),
+        ("wide_gradient", "wide_kernels", space.wide_rows_default, space.wide_rows_space, sizes, 0),
     )
 }  # fmt: skip
 
