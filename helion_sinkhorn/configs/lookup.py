@@ -25,18 +25,13 @@ _reading = threading.Lock()
 
 
 def preferred(
-    entries: tuple[store.Entry, ...],
-    key: store.Key,
-    batch: int,
-    running: str,
+    entries: tuple[store.Entry, ...], key: store.Key, batch: int, running: str,
     others: Iterable[store.Entry] = (),
-) -> store.Entry | None:
+) -> store.Entry | None:  # fmt: skip
     """The entry of this key whose Triton comes first by `distance`, and of those the nearest in batch.
 
-    The best config of one version may be several times as slow under another.
-
-    Args:
-        others: entries that the call may get instead.
+    The best config of one version may be several times as slow under another.  A call may get one of the
+    others instead.
     """
     of_key = tuple(e for e in entries if e.key == key)
     # if tuning stopped halfway, another device may have the larger batches
@@ -86,12 +81,6 @@ def lookup(device: Device, kernel: str, key: store.Key, batch: int) -> store.Ent
 
     The user's folder comes before the package's.  In a folder, entries of the running Triton come before
     others, and among these the device's own before its family's.
-
-    Args:
-        device: whose configs.
-        kernel: a KERNELS name.
-        key: store.key_of of the call's fields.
-        batch: number of matrices, tokens or other independent parts.
     """
     # without the lock several threads could compute it at once, each with its warning
     with _reading:

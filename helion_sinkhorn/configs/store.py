@@ -148,12 +148,7 @@ def _entry(e: dict[str, Any], path: Path) -> Entry:
 
 
 def content(path: Path) -> Any:
-    """The value in a JSON file.
-
-    Raises:
-        OSError: it cannot be read, or is a pipe or another file whose reading may wait.
-        ValueError, RecursionError: it is not JSON.
-    """
+    """The value in a JSON file; an OSError for a pipe too, or another file whose reading may wait."""
     if path.exists() and not path.is_file():
         raise OSError("not a regular file")
     return json.loads(path.read_bytes())
@@ -166,11 +161,7 @@ def is_current(data: dict[str, Any]) -> bool:
 
 
 def entries_of(data: dict[str, Any], path: Path) -> tuple[Entry, ...]:
-    """The entries of a file of this version at <folder>/<device>/<kernel>.json.
-
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError, RecursionError: the file is something else.
-    """
+    """The entries of a file of this version at <folder>/<device>/<kernel>.json; it may be anything else."""
     for name, found, expected in (
         ("device", data["device"]["key"], path.parent.name),
         ("kernel", data["kernel"], path.stem),

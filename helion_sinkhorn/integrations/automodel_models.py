@@ -45,12 +45,9 @@ class DeepseekV4HyperConnection(v4.DeepseekV4HyperConnection, HyperConnection):
     """`nn.HyperConnection` on a module of Automodel; called by itself it returns pre, post and comb."""
 
     def forward(
-        self,
-        hidden_streams: torch.Tensor,
-        *,
-        with_residual: bool = False,
+        self, hidden_streams: torch.Tensor, *, with_residual: bool = False,
         y_norm: torch.nn.Module | None = None,
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         if with_residual:
             return HyperConnection.forward(self, hidden_streams, with_residual=True, y_norm=y_norm)
         return self.compute_weights(hidden_streams)
@@ -72,18 +69,13 @@ class DeepseekV4Block(v4_model.DeepseekV4Block):
     """A layer whose streams are updated by `hc_post`: float32 coefficients, one rounding."""
 
     def forward(
-        self,
-        x: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        self, x: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor],
         position_ids: torch.Tensor | None = None,
         position_embeddings_compress: tuple[torch.Tensor, torch.Tensor] | None = None,
-        rotary_compress: torch.nn.Module | None = None,
-        attention_mask: torch.Tensor | None = None,
-        padding_mask: torch.Tensor | None = None,
-        input_ids: torch.Tensor | None = None,
-        vision_token_types: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> torch.Tensor:
+        rotary_compress: torch.nn.Module | None = None, attention_mask: torch.Tensor | None = None,
+        padding_mask: torch.Tensor | None = None, input_ids: torch.Tensor | None = None,
+        vision_token_types: torch.Tensor | None = None, **kwargs: Any,
+    ) -> torch.Tensor:  # fmt: skip
         # a mask of two dimensions says which tokens are real; one of four is added to the scores
         if padding_mask is None and attention_mask is not None and attention_mask.dim() == 2:
             padding_mask = ~attention_mask.bool()
@@ -116,13 +108,10 @@ class DeepseekV41HyperConnection(v41.DeepseekV41HyperConnection, HyperBoundary):
         return self.streams
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        pre_mix: torch.Tensor | None = None,
-        output: torch.Tensor | None = None,
-        before: Crossing | None = None,
+        self, hidden_states: torch.Tensor, pre_mix: torch.Tensor | None = None,
+        output: torch.Tensor | None = None, before: Crossing | None = None,
         y_norm: torch.nn.Module | None = None,
-    ) -> v41.DeepseekV41Mix | Crossing:
+    ) -> v41.DeepseekV41Mix | Crossing:  # fmt: skip
         """The mix of the streams, or with pre_mix the input of a sublayer.
 
         The `output` of the sublayer `before` is added to the streams first.
@@ -145,18 +134,11 @@ class DeepseekV41Block(v41_model.DeepseekV41Block):
     """A layer with `hc_boundary` between attention and experts, which reads the streams once."""
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        pre_mix: torch.Tensor,
-        state: Any,
-        *,
-        position_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        image_mask: torch.Tensor | None = None,
-        engram_hash_ids: torch.Tensor | None = None,
-        cp_group: Any = None,
+        self, hidden_states: torch.Tensor, pre_mix: torch.Tensor, state: Any, *, position_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None, image_mask: torch.Tensor | None = None,
+        engram_hash_ids: torch.Tensor | None = None, cp_group: Any = None,
         packed_seq_ids: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    ) -> tuple[torch.Tensor, torch.Tensor, Any]:  # fmt: skip
         if pre_mix.dtype != torch.float32:
             raise TypeError(
                 f"pre_mix is {pre_mix.dtype}; pass it in torch.float32, as it was returned: a policy of "

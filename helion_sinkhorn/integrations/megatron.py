@@ -73,12 +73,7 @@ class HyperConnectionModule(MegatronModule, Float32Parameters):
     """
 
     def __init__(
-        self,
-        config: Any,
-        layer_number: int = 1,
-        *,
-        precision: str = "float32",
-        implementation: str = "auto",
+        self, config: Any, layer_number: int = 1, *, precision: str = "float32", implementation: str = "auto"
     ) -> None:
         super().__init__(config)
         self.layer_number = layer_number
@@ -116,12 +111,9 @@ class HyperConnectionModule(MegatronModule, Float32Parameters):
         return SiteParameters(into_main_grad(fn) if self.fuse_wgrad_accumulation else fn, scale, self.bias)
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        mhc_recompute_manager: Any = None,
-        output_slot: Any = None,
+        self, hidden_states: torch.Tensor, mhc_recompute_manager: Any = None, output_slot: Any = None,
         mhc_state: Any = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
         """The input of a sublayer, and what `fused_h_res_h_post_bda` takes.
 
         Args:
@@ -172,16 +164,10 @@ class HyperConnectionModule(MegatronModule, Float32Parameters):
         return hc_pre(x, h_pre, merged=True, implementation=self.implementation)
 
     def fused_h_res_h_post_bda(
-        self,
-        h_res: torch.Tensor,
-        original_residual: torch.Tensor,
-        h_post: torch.Tensor,
-        layer_output_with_bias: tuple[torch.Tensor, torch.Tensor | None],
-        dropout_prob: float,
-        training: bool,
-        fused: bool,
-        manager: Any = None,
-    ) -> torch.Tensor:
+        self, h_res: torch.Tensor, original_residual: torch.Tensor, h_post: torch.Tensor,
+        layer_output_with_bias: tuple[torch.Tensor, torch.Tensor | None], dropout_prob: float,
+        training: bool, fused: bool, manager: Any = None,
+    ) -> torch.Tensor:  # fmt: skip
         """The new streams (s, b, n C): h_res^T residual + dropout(h_post (output + bias)).
 
         Args:

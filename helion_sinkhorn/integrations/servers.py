@@ -66,15 +66,11 @@ class Taken:
         return fn
 
     def seam(
-        self,
-        update: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
-        streams: torch.Tensor,
+        self, update: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None, streams: torch.Tensor,
         parameters: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        constants: tuple[float, float, float, float, int],
-        norm_weight: torch.Tensor | None,
-        norm_eps: float | None,
-        weights: torch.Tensor | None = None,
-    ) -> Crossing:
+        constants: tuple[float, float, float, float, int], norm_weight: torch.Tensor | None,
+        norm_eps: float | None, weights: torch.Tensor | None = None,
+    ) -> Crossing:  # fmt: skip
         """Call `hc_boundary`, or without an update `hc_site` with the weights of the site before.
 
         The update is the sublayer's output, post (..., n) or (..., n, 1), and comb.  The constants come in

@@ -20,21 +20,11 @@ taken = Taken()
 
 
 def mhc_pre(
-    residual: torch.Tensor,
-    fn: torch.Tensor,
-    hc_scale: torch.Tensor,
-    hc_base: torch.Tensor,
-    rms_eps: float,
-    hc_pre_eps: float,
-    hc_sinkhorn_eps: float,
-    hc_post_mult_value: float,
-    sinkhorn_repeat: int,
-    n_splits: int = 1,
-    n_splits_pre: int = 32,
-    *,
-    norm_weight: torch.Tensor | None = None,
+    residual: torch.Tensor, fn: torch.Tensor, hc_scale: torch.Tensor, hc_base: torch.Tensor, rms_eps: float,
+    hc_pre_eps: float, hc_sinkhorn_eps: float, hc_post_mult_value: float, sinkhorn_repeat: int,
+    n_splits: int = 1, n_splits_pre: int = 32, *, norm_weight: torch.Tensor | None = None,
     norm_eps: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """post (..., n, 1), comb and the sublayer's input, by `hc_site`."""
     constants = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
     site = taken.seam(None, residual, (fn, hc_scale, hc_base), constants, norm_weight, norm_eps)
@@ -42,25 +32,17 @@ def mhc_pre(
 
 
 def fused_hc_head(
-    x: torch.Tensor,
-    hc_fn: torch.Tensor,
-    hc_scale: torch.Tensor,
-    hc_base: torch.Tensor,
-    norm_eps: float,
+    x: torch.Tensor, hc_fn: torch.Tensor, hc_scale: torch.Tensor, hc_base: torch.Tensor, norm_eps: float,
     hc_eps: float,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """The last collapse, by `hc_head`."""
     return hc_head(x, hc_fn, hc_scale.reshape(1), hc_base, norm_eps=norm_eps, eps=hc_eps)
 
 
 def post_fusion(
-    theirs: Callable[..., Any],
-    hc: Any,
-    y: torch.Tensor,
-    residual: torch.Tensor,
-    coefficients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    next: Any,
-) -> Any:
+    theirs: Callable[..., Any], hc: Any, y: torch.Tensor, residual: torch.Tensor,
+    coefficients: tuple[torch.Tensor, torch.Tensor, torch.Tensor], next: Any,
+) -> Any:  # fmt: skip
     """The seam of V4.1 by `hc_boundary`, where SGLang's own kernel would take it on the GPU that it needs."""
     # only SGLang's kernel fills a target for quantised experts
     is_open = next is not None and next.hc is not None and next.norm_fusable and next.mega_moe_input is None

@@ -70,16 +70,11 @@ class Glm5NextTextDecoderLayer(glm.Glm5NextTextDecoderLayer):
     """A decoder layer of GLM-5.3 whose streams are updated by `hc_post`, as in DeepseekV4DecoderLayer."""
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        past_key_values: Any = None,
-        use_cache: bool | None = False,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
-        prev_topk_indices: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None, past_key_values: Any = None,
+        use_cache: bool | None = False, position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        prev_topk_indices: torch.Tensor | None = None, **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
         # the name since transformers 5.24; the attentions name it differently, and get it by position
         cache = kwargs.pop("cache", past_key_values)
         site, chosen = entered(NORMS, self.input_layernorm, hidden_states, self.attn_hc.enter), None

@@ -25,19 +25,10 @@ _left: dict[str, Callable[..., Any]] = {}
 
 
 def mhc_pre(
-    residual: torch.Tensor,
-    fn: torch.Tensor,
-    hc_scale: torch.Tensor,
-    hc_base: torch.Tensor,
-    rms_eps: float,
-    hc_pre_eps: float,
-    hc_sinkhorn_eps: float,
-    hc_post_mult_value: float,
-    sinkhorn_repeat: int,
-    n_splits: int = 1,
-    norm_weight: torch.Tensor | None = None,
-    norm_eps: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    residual: torch.Tensor, fn: torch.Tensor, hc_scale: torch.Tensor, hc_base: torch.Tensor, rms_eps: float,
+    hc_pre_eps: float, hc_sinkhorn_eps: float, hc_post_mult_value: float, sinkhorn_repeat: int,
+    n_splits: int = 1, norm_weight: torch.Tensor | None = None, norm_eps: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """post (..., n, 1), comb and the sublayer's input, by `hc_site`."""
     constants = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
     site = taken.seam(None, residual, (fn, hc_scale, hc_base), constants, norm_weight, norm_eps)
@@ -49,23 +40,13 @@ def mhc_pre_fake(residual, *others):
 
 
 def mhc_pre_delayed(
-    residual: torch.Tensor,
-    fn: torch.Tensor,
-    hc_scale: torch.Tensor,
-    hc_base: torch.Tensor,
-    rms_eps: float,
-    hc_pre_eps: float,
-    hc_sinkhorn_eps: float,
-    hc_post_mult_value: float,
-    sinkhorn_repeat: int,
-    pre_mix: torch.Tensor | None = None,
-    x: torch.Tensor | None = None,
-    norm_weight: torch.Tensor | None = None,
-    norm_eps: float = 1e-6,
-    sublayer_out: torch.Tensor | None = None,
-    post_layer_mix: torch.Tensor | None = None,
+    residual: torch.Tensor, fn: torch.Tensor, hc_scale: torch.Tensor, hc_base: torch.Tensor, rms_eps: float,
+    hc_pre_eps: float, hc_sinkhorn_eps: float, hc_post_mult_value: float, sinkhorn_repeat: int,
+    pre_mix: torch.Tensor | None = None, x: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None, norm_eps: float = 1e-6,
+    sublayer_out: torch.Tensor | None = None, post_layer_mix: torch.Tensor | None = None,
     comb_res_mix: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """The streams, post, comb, the sublayer's input and pre, by `hc_boundary`; no streams without an update.
 
     An operator must not return an argument, so without an update its method returns the streams.
@@ -97,35 +78,19 @@ def mhc_pre_delayed_fake(residual, *others):
 
 
 def hc_head(
-    hidden_states: torch.Tensor,
-    hc_fn: torch.Tensor,
-    hc_scale: torch.Tensor,
-    hc_base: torch.Tensor,
-    rms_norm_eps: float,
-    hc_eps: float,
-) -> torch.Tensor:
+    hidden_states: torch.Tensor, hc_fn: torch.Tensor, hc_scale: torch.Tensor, hc_base: torch.Tensor,
+    rms_norm_eps: float, hc_eps: float,
+) -> torch.Tensor:  # fmt: skip
     """The last collapse, by `hc_head`."""
     return head(hidden_states, hc_fn, hc_scale.reshape(1), hc_base, norm_eps=rms_norm_eps, eps=hc_eps)
 
 
 def mhc_fused_post_pre(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    post_layer_mix: torch.Tensor,
-    comb_res_mix: torch.Tensor,
-    fn: torch.Tensor,
-    hc_scale: torch.Tensor,
-    hc_base: torch.Tensor,
-    rms_eps: float,
-    hc_pre_eps: float,
-    hc_sinkhorn_eps: float,
-    hc_post_mult_value: float,
-    sinkhorn_repeat: int,
-    n_splits: int = 1,
-    tile_n: int = 1,
-    norm_weight: torch.Tensor | None = None,
-    norm_eps: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, residual: torch.Tensor, post_layer_mix: torch.Tensor, comb_res_mix: torch.Tensor,
+    fn: torch.Tensor, hc_scale: torch.Tensor, hc_base: torch.Tensor, rms_eps: float, hc_pre_eps: float,
+    hc_sinkhorn_eps: float, hc_post_mult_value: float, sinkhorn_repeat: int, n_splits: int = 1,
+    tile_n: int = 1, norm_weight: torch.Tensor | None = None, norm_eps: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """The new streams, their post (..., n, 1), comb and the next sublayer's input, by `hc_boundary`."""
     constants = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
     update = x, post_layer_mix, comb_res_mix

@@ -18,14 +18,9 @@ def with_norm(
 ) -> tuple[SiteParameters, SiteOptions]:
     """A site's parameters and options joined with a norm's, so that the norm need not be called.
 
-    Args:
-        norm: an RMSNorm by the name of its class, with `weight` (C,) or None, and `eps` or
-            `variance_epsilon`; or None for no norm.  An eps of None means as in torch.nn.RMSNorm twice the
-            unit roundoff of float32, or of float64 for float64 streams.  A weight that is added to 1, as in
-            Gemma, is not recognised.
-
-    Raises:
-        TypeError: norm is no such module, or has a bias.
+    The norm is an RMSNorm by the name of its class.  An eps of None means, as in torch.nn.RMSNorm, twice the
+    unit roundoff of float32, or of float64 for float64 streams.  A weight that is added to 1, as in Gemma, is
+    not recognised.
     """
     if norm is None:
         return site, options

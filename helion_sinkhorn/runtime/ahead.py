@@ -78,11 +78,7 @@ def begin(
 ) -> threading.Thread | None:
     """Start the thread for a call that is launched for the first time; None where it would not help.
 
-    Args:
-        function: with a setup_context.
-        run: the forward.
-        public: the function's name for users.
-        arguments: of the call.
+    `run` is the forward of the function, and `public` its name for users.
     """
     device = next(a.device for a in arguments if isinstance(a, torch.Tensor))
     # ROCm's Triton needs the sizes of buffers, and a capture allows other threads almost nothing
@@ -125,17 +121,10 @@ def compile_all(launches: Sequence[Launch], device: torch.device) -> None:
 
 
 def launches(
-    function: type[torch.autograd.Function],
-    run: Callable[..., Any],
-    arguments: Sequence[Any],
-    needed: tuple[bool, ...],
-    device: torch.device,
-) -> list[Launch]:
-    """The launches that a gradient would make, found by running it on meta tensors.
-
-    Args:
-        needed: which of the arguments need a gradient.
-    """
+    function: type[torch.autograd.Function], run: Callable[..., Any], arguments: Sequence[Any],
+    needed: tuple[bool, ...], device: torch.device,
+) -> list[Launch]:  # fmt: skip
+    """The launches that the `needed` gradients would make, found by running them on meta tensors."""
     noted: list[Launch] = []
     upcoming.notes = True
     with launching_with(Launcher(lambda _: device_at(device.index), lambda *launch: noted.append(launch))):

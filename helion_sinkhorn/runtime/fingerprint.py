@@ -55,11 +55,9 @@ def path_of(module: str) -> Path | None:
 
 @functools.cache
 def fingerprint_of(function: str, sources: tuple[tuple[str, str], ...] = ()) -> str:
-    """Sixteen hex digits that change with the code a function runs, not with its comments, layout or module.
+    """Sixteen hex digits that change with the code "module:name" runs, not with comments, layout or module.
 
-    Args:
-        function: "module:name"; the hash follows its imports to other modules.
-        sources: (file within the package, text) that replaces the text of a module.
+    The hash follows imports to other modules; `sources` are files within the package with other texts.
     """
     texts = dict(sources)
     module, _, body = function.partition(":")

@@ -32,10 +32,7 @@ with KeyError: 'location'; if one imports torch._dynamo first and the other torc
 def host_function(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) -> Callable[..., None]:
     """A function of these arguments and `_launcher`, which it calls with a function for Triton and a grid.
 
-    Args:
-        kernel: with its config.
-        args: of the call.
-        signature: the part of them that generated code depends on.
+    `signature` is the part of the arguments that generated code depends on.
     """
     if known := found(kernel, args, signature):
         return known

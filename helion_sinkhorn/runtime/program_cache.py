@@ -50,10 +50,7 @@ def folder() -> Path | None:
 def file_name(kernel: str, decided: Iterable[object], device: torch.device) -> str:
     """The file name of one program, which differs wherever anything differs that its code depends on.
 
-    Args:
-        kernel: its name, so that people find the file.
-        decided: what the program was generated for, each by its repr.
-        device: of its tensors.
+    Of what decided the program the repr counts; the kernel's name is for people who look for the file.
     """
     text = repr((kernel, *decided, sources(), versions(), target(device)))
     return f"{kernel}.{hashlib.sha256(text.encode()).hexdigest()[:40]}.py"
@@ -135,11 +132,7 @@ def say_foreign(path: Path) -> None:
 
 
 def _content(name: str) -> bytes:
-    """The content of a file that may be executed.
-
-    Raises:
-        OSError: there is none.
-    """
+    """The content of a file that may be executed; an OSError if there is none."""
     at = folder()
     if at is None:
         raise FileNotFoundError
@@ -165,13 +158,7 @@ def _heading(code: str) -> str:
 
 
 def kept(name: str, host: str, adapted: Callable[[str], str] = str) -> Callable[..., Any] | None:
-    """The host function of a kept program; None if there is none that may be executed.
-
-    Args:
-        name: of the file.
-        host: the function's name.
-        adapted: makes of the code what runs.
-    """
+    """The function `host` of a kept program, as `adapted` makes it; None if there is none that may run."""
     try:
         heading, _, code = _content(name).decode().partition("\n")
         if heading + "\n" != _heading(code):

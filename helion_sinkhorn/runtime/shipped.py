@@ -91,12 +91,7 @@ def is_asked() -> bool:
 def program(
     kernel: Kernel, name: str, decided: Iterable[object], device: torch.device
 ) -> Callable[..., Any] | None:
-    """The host function of a program; None if none came with the package.
-
-    Args:
-        name: of the function.
-        decided: as of `key`.
-    """
+    """The host function `name` of a program; None if none came with the package."""
     if not is_asked():
         return None
     of = key(decided, device)

@@ -38,11 +38,7 @@ def standalone(code: str, name: str) -> str | None:
 
     Host statements that the launch does not depend on are left out, Triton functions of other modules are
     copied in, and constants of the kernel's module become numbers.  The code that Triton compiles is not
-    changed.
-
-    Args:
-        code: of one kernel, from `BoundKernel.to_triton_code`.
-        name: of its host function, which gets `_launcher` as an argument without default.
+    changed.  The host function `name` gets `_launcher` as an argument without default.
     """
     try:
         return _rewritten(ast.parse(code), name)
@@ -165,13 +161,7 @@ def _check(module: ast.Module) -> None:
 
 @functools.cache
 def load(code: str, name: str, path: str = "") -> Callable[..., Any]:
-    """The host function of a standalone module.
-
-    Args:
-        code: the text that runs, even if the file at the path has changed.
-        name: of the host function.
-        path: of the file that the code was read from or made of, if there is one.
-    """
+    """The host function of a standalone module, whose text runs even if the file at the path has changed."""
     path = path or f"{name}.{hashlib.sha256(code.encode()).hexdigest()[:16]}.py"
     # Triton compiles the text that inspect finds in linecache, which keeps entries without a time
     linecache.cache[path] = len(code), None, code.splitlines(keepends=True), path

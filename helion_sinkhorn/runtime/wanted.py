@@ -35,10 +35,8 @@ def only(results: Sequence[Some], wanted: Sequence[bool]) -> tuple[Some, ...]:
 
 
 def filled(results: Sequence[Some], like: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Results as an operator returns them, with a tensor without entries for each None.
-
-    Args:
-        like: for each result a tensor of as many dimensions, by which DTensor may shard it.
+    """Results as an operator returns them: for each None a tensor without entries, with the dimensions of
+    its tensor in `like`, by which DTensor may shard it.
     """
     return tuple(
         [t.new_empty((0,) * t.dim()) if r is None else r for r, t in zip(results, like, strict=True)]

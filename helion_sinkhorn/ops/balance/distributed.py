@@ -9,13 +9,7 @@ from torch.distributed.tensor import DTensor
 def local(
     update: torch.Tensor, out: torch.Tensor | None, groups: list[str]
 ) -> tuple[torch.Tensor, torch.Tensor | None, list[str]]:
-    """This rank's parts of update and out, and the names of the groups over which rows are sharded.
-
-    Raises:
-        TypeError: one is a DTensor and the other is not.
-        ValueError: the columns are sharded, the placement is partial, `out` is placed differently, or a group
-            is given too.
-    """
+    """This rank's parts of update and out, and the names of the groups over which rows are sharded."""
     are = {isinstance(t, DTensor) for t in (update, out) if t is not None}
     if are == {False}:
         return update, out, groups

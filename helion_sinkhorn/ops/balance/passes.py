@@ -36,11 +36,7 @@ class Average(NamedTuple):
 def balance(
     x: torch.Tensor, out: torch.Tensor, options: BalanceOptions, groups: Sequence[str], passes: Any
 ) -> None:
-    """Balance x (B, m, n) and write it to out, which may be x.
-
-    Args:
-        groups: names of the process groups over which the rows are sharded.
-    """
+    """Balance x (B, m, n), whose rows are sharded over the groups, and write it to out, which may be x."""
     norms = passes.norms(x) if options.zero_row_threshold > 0 else None
     c, d, row_step = scales(x, norms, options, groups, passes)
     factor = math.sqrt(x.size(2)) if options.scale == "row_rms" else 1.0
@@ -48,22 +44,12 @@ def balance(
 
 
 def step(
-    weights: Sequence[torch.Tensor],
-    gradients: Sequence[torch.Tensor],
-    averages: Sequence[torch.Tensor],
-    average: Average,
-    size: torch.Tensor,
-    options: BalanceOptions,
-    groups: Sequence[str],
-    passes: Any,
-) -> None:
+    weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], averages: Sequence[torch.Tensor],
+    average: Average, size: torch.Tensor, options: BalanceOptions, groups: Sequence[str], passes: Any,
+) -> None:  # fmt: skip
     """A step of an optimizer: w <- w - size u for each w (B, m, n), all of one shape.
 
-    u is the gradient, or its average, balanced without a factor.
-
-    Args:
-        averages: one for each gradient, which is updated; none without momentum.
-        size: (1,).
+    u is the gradient, or its updated average if there are averages, balanced without a factor.
     """
     updates, norms = _updates(gradients, averages, average, options, passes)
     x = updates[0] if len(updates) == 1 else torch.cat(updates)
@@ -75,12 +61,9 @@ def step(
 
 
 def _updates(
-    gradients: Sequence[torch.Tensor],
-    averages: Sequence[torch.Tensor],
-    average: Average,
-    options: BalanceOptions,
-    passes: Any,
-) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
+    gradients: Sequence[torch.Tensor], averages: Sequence[torch.Tensor], average: Average,
+    options: BalanceOptions, passes: Any,
+) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:  # fmt: skip
     """(the update to balance, the norms of its rows if they are needed)."""
     if averages:
         ahead = [torch.empty_like(g) if average.nesterov else None for g in gradients]
@@ -93,19 +76,12 @@ def _updates(
 
 
 def scales(
-    x: torch.Tensor,
-    norms: torch.Tensor | None,
-    options: BalanceOptions,
-    groups: Sequence[str],
-    passes: Any,
+    x: torch.Tensor, norms: torch.Tensor | None, options: BalanceOptions, groups: Sequence[str], passes: Any
 ) -> Scales:
-    """The scales after all steps except a last row step.
+    """The scales after all steps except a last row step; a threshold needs the norms (B, m) of the rows.
 
     A row step needs no pass of its own: the pass for the squares of the next column step, or the last pass,
     which writes, computes it too.
-
-    Args:
-        norms: (B, m), the norms of the rows of x, needed where there is a threshold.
     """
     kind = COMPUTING[x.dtype]
     c, d = x.new_ones((x.size(0), x.size(2)), dtype=kind), x.new_ones(x.shape[:2], dtype=kind)

@@ -47,12 +47,9 @@ def forward(
 
 @float32_products()
 def backward(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    b: torch.Tensor,
+    grad: torch.Tensor, x: torch.Tensor, y: torch.Tensor, b: torch.Tensor,
     wanted: Sequence[bool] = (True,) * 3,
-) -> tuple[Some, ...]:
+) -> tuple[Some, ...]:  # fmt: skip
     """(dx, dy, db), None for each that is not wanted; db is (B, parts, D, K) like b."""
     (count, m, d), k, dtype = x.shape, y.size(2), COMPUTING[x.dtype]
     least = fewest(m * (d + k), x.device)

@@ -58,13 +58,9 @@ def apply(x: torch.Tensor, b: torch.Tensor, out: torch.Tensor, choice: Choice | 
 
 
 def expand(
-    grad: torch.Tensor,
-    y: torch.Tensor,
-    b: torch.Tensor,
-    db: torch.Tensor,
-    dx: torch.Tensor,
+    grad: torch.Tensor, y: torch.Tensor, b: torch.Tensor, db: torch.Tensor, dx: torch.Tensor,
     choice: Choice | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Write dx (B, M, D) = grad b' + y db'."""
     kernel, call = KERNELS["dot_compress_expand"], call_of(dx, y, b.size(1))
     launch(kernel, call, (grad, y, b, db, dx), len(y), "depth", "rows", batch=len(y), choice=choice)
@@ -73,10 +69,7 @@ def expand(
 def forward(
     x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None, parts: int, choices: Choices = NO_CHOICES
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, b) for x (B, M, D), y (B, M, K), z (B, D, K); b is (B, parts, D, K).
-
-    choices: the caller's choices, by the name of the kernel.
-    """
+    """(out, b) for x (B, M, D), y (B, M, K), z (B, D, K); b is (B, parts, D, K)."""
     x, y = matrices(x), matrices(y)
     z = None if z is None else matrices(z)
     out = torch.empty_like(y, memory_format=torch.contiguous_format)
@@ -87,13 +80,9 @@ def forward(
 
 
 def backward(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    b: torch.Tensor,
-    wanted: Sequence[bool] = (True,) * 3,
-    choices: Choices = NO_CHOICES,
-) -> tuple[Some, ...]:
+    grad: torch.Tensor, x: torch.Tensor, y: torch.Tensor, b: torch.Tensor,
+    wanted: Sequence[bool] = (True,) * 3, choices: Choices = NO_CHOICES,
+) -> tuple[Some, ...]:  # fmt: skip
     """(dx, dy, db), None for each that is not wanted; dx and dy are made of db, (B, parts, D, K) like b."""
     grad, x, y, b = matrices(grad), matrices(x), matrices(y), b.contiguous()
     dx, dy, db = *room_for((x, y), wanted[:2]), torch.empty_like(b)

@@ -19,11 +19,7 @@ G_GAMMA = 4
 
 
 def is_distributed(arguments: Sequence[Any]) -> bool:
-    """Whether the tensors are DTensors.
-
-    Raises:
-        TypeError: some of them are and others are not.
-    """
+    """Whether the tensors are DTensors, which all of them are or none."""
     tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
     distributed = [isinstance(x, DTensor) for x in tensors]
     if any(distributed) and not all(distributed):
@@ -34,12 +30,7 @@ def is_distributed(arguments: Sequence[Any]) -> bool:
 
 
 def attend(run: Callable[..., tuple[torch.Tensor, torch.Tensor]], arguments: Sequence[Any]):
-    """run(*arguments) of DTensors, (o, last state), sharded like q; other tensors are redistributed.
-
-    Args:
-        run: takes local tensors instead of DTensors.
-        arguments: the operator's arguments; initial_state is the ninth, cu_seqlens the eleventh.
-    """
+    """run(*arguments) of DTensors, (o, last state), sharded like q; `run` gets the parts of this process."""
     q, v, cu_seqlens = arguments[0], arguments[2], arguments[10]
     mesh = q.device_mesh
 

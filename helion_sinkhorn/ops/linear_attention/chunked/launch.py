@@ -72,17 +72,10 @@ def empty(p: Problem, *shape: int, dtype: torch.dtype = WIDE) -> torch.Tensor:
 
 
 def start(
-    p: Problem,
-    part: str,
-    call: ChunkCall,
-    tensors: Tensors,
-    constants: tuple[object, ...],
+    p: Problem, part: str, call: ChunkCall, tensors: Tensors, constants: tuple[object, ...],
     named: Choice | None,
-) -> None:
-    """One launch of a kernel; its tile, if it has one, and how to multiply come last.
-
-    named: the caller's choice, used if it is for this kernel.
-    """
+) -> None:  # fmt: skip
+    """One launch of a kernel, with the choice that the caller names if it is for this kernel."""
     name = f"linear_attention_chunk_{part}"
     choice = named if named is not None and named.kernel == name else None
     # the layouts of these tensors do not say which gates are given
@@ -107,20 +100,13 @@ def scores(p: Problem, choice: Choice | None = None) -> Scratch:
 
 
 def walk(
-    p: Problem,
-    s: Scratch,
-    do: Some = None,
-    initial: Some = None,
-    outputs: bool = True,
-    states: bool = False,
-    choice: Choice | None = None,
-) -> tuple[Some, Some, torch.Tensor]:
+    p: Problem, s: Scratch, do: Some = None, initial: Some = None, outputs: bool = True,
+    states: bool = False, choice: Choice | None = None,
+) -> tuple[Some, Some, torch.Tensor]:  # fmt: skip
     """(o, the states before every chunk, the last state), the first two if they are requested.
 
-    Args:
-        do: for the walk back: it stands for v, keys and queries are exchanged, and o is dv.
-        initial: the state that the walk begins with, zeros if None; that of p is not read.
-        outputs, states: whether o, and the states before every chunk, are requested.
+    With do it is the walk back: do stands for v, keys and queries are exchanged, and o is dv.  It begins with
+    `initial`, or with zeros; the state of p is not read.
     """
     call = call_of(p)
     v, x, y, a = (p.v, s.qs, s.ks, s.a) if do is None else (do, s.ks, s.qs, s.a.mT)
@@ -135,14 +121,9 @@ def walk(
 
 
 def gradients(
-    p: Problem,
-    decay: torch.Tensor,
-    do: torch.Tensor,
-    before: torch.Tensor,
-    after: torch.Tensor,
-    wanted: Sequence[bool] | None = None,
-    choice: Choice | None = None,
-) -> tuple[Some, ...]:
+    p: Problem, decay: torch.Tensor, do: torch.Tensor, before: torch.Tensor, after: torch.Tensor,
+    wanted: Sequence[bool] | None = None, choice: Choice | None = None,
+) -> tuple[Some, ...]:  # fmt: skip
     """(dq, dk, dg (B, T, H) in float32 for g and g_gamma, dgk) from states and their gradients at chunks.
 
     Args:

@@ -38,11 +38,7 @@ def sides(gates: str) -> tuple[str, ...]:
 
 
 def wanted_sides(gates: str, wanted: Sequence[bool]) -> dict[str, tuple[bool, bool]]:
-    """The sides with a wanted gradient, each with (whether of its own gate, whether of g and g_gamma).
-
-    Args:
-        wanted: whether the gradients of g, g_gamma, gk and gv are wanted.
-    """
+    """The sides with a gradient `wanted` of g, g_gamma, gk and gv: (of its own gate, of g and g_gamma)."""
     of_steps, own = any(wanted[:2]), dict(zip(("gk", "gv"), wanted[2:], strict=True))
     there = sides(gates)
     asked = {side: (own[side], of_steps and side == there[-1]) for side in there}
@@ -79,17 +75,12 @@ def rows_of_slots(p: Problem) -> Some:
 
 
 def gates(
-    p: Problem,
-    do: torch.Tensor,
-    states: torch.Tensor,
-    dstates: torch.Tensor,
-    side: str,
-    wanted: tuple[bool, bool],
-    choice: Choice | None = None,
-) -> tuple[Some, Some]:
+    p: Problem, do: torch.Tensor, states: torch.Tensor, dstates: torch.Tensor, side: str,
+    wanted: tuple[bool, bool], choice: Choice | None = None,
+) -> tuple[Some, Some]:  # fmt: skip
     """(the gradient of the gate of a side, dg (B T, H) in float32), each if it is wanted.
 
-    states, dstates: what the walks of dq and dk kept.
+    The states and their gradients are what the walks of dq and dk kept.
     """
     q, k, v, gk, gv = p.q, p.k, p.v, p.gk, p.gv
     if side == "gv":

@@ -90,20 +90,13 @@ def sums_in_order(chosen: Chosen) -> bool:
 
 
 def walk(
-    p: Problem,
-    result: str,
-    do: Some = None,
-    start: Some = None,
-    end: Some = None,
-    states: Some = None,
+    p: Problem, result: str, do: Some = None, start: Some = None, end: Some = None, states: Some = None,
     choice: Choice | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """One launch: o, dq, dk or dv, as `result` says.
 
-    Args:
-        start: the state that the walk begins with: for dk and dv the gradient of the last state.
-        end: receives the last state: for dv the gradient of the first state.
-        states: receives h before every SPAN steps, or for dk its gradient after every SPAN steps.
+    It begins with `start`, for dk and dv the gradient of the last state, and writes its last state to `end`.
+    `states` receives h before every SPAN steps, or for dk its gradient after every SPAN steps.
     """
     role, call = ROLES[result], p.call(result)
     out = p.new_like(p.q if role.transposed else p.v)
@@ -138,10 +131,7 @@ def walk(
 
 
 def forward(p: Problem, choices: Choices = NO_CHOICES) -> tuple[torch.Tensor, torch.Tensor]:
-    """(o, last state); the contract is linear_attention.recurrent_linear_attention's.
-
-    choices: the caller's choices, by the result of the walk.
-    """
+    """(o, last state); choices are by the result of a walk."""
     dk, dv = p.sides
     p = p.fitting()
     end = p.new_state()

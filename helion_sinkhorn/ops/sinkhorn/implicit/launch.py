@@ -69,14 +69,9 @@ def implicit_kernel(solver: str, call: SinkhornCall) -> str:
 
 
 def implicit_backward(
-    dy: torch.Tensor,
-    p: torch.Tensor,
-    n_iters: int,
-    system: str,
-    solver: str,
-    dtype: torch.dtype,
+    dy: torch.Tensor, p: torch.Tensor, n_iters: int, system: str, solver: str, dtype: torch.dtype,
     choice: Choice | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """dX for cotangents dy at P (..., n, m), as if P were a fixed point; dX has the given dtype."""
     dx = torch.empty(p.shape, dtype=dtype, device=p.device)
     if not p.numel():

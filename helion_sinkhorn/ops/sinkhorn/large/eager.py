@@ -103,13 +103,9 @@ def forward(given: Matrices, n_iters: int, keep: bool, out_dtype: torch.dtype) -
 
 
 def backward(
-    dp: torch.Tensor | None,
-    df: torch.Tensor | None,
-    dg: torch.Tensor | None,
-    given: Matrices,
-    of_rows: torch.Tensor,
-    of_columns: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    dp: torch.Tensor | None, df: torch.Tensor | None, dg: torch.Tensor | None, given: Matrices,
+    of_rows: torch.Tensor, of_columns: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Gradients of the logits (..., n, m) and of both marginals, from those of P and of the potentials.
 
     Without marginals their gradients are empty tensors.

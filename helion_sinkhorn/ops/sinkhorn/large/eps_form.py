@@ -40,14 +40,9 @@ def forward(
 
 
 def iterate(
-    product: Any,
-    p: torch.Tensor,
-    q: torch.Tensor,
-    n_iters: int,
-    eps: float,
-    rho: float,
+    product: Any, p: torch.Tensor, q: torch.Tensor, n_iters: int, eps: float, rho: float,
     keep: Callable[[int, torch.Tensor, torch.Tensor], None],
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """The last u and v, from 1 / u_0 and 1 / v_0, by products with A; `keep` gets each t, u and v."""
     u, v = p.reciprocal(), q.reciprocal()
     keep(0, u, v)
@@ -63,21 +58,13 @@ def iterate(
 
 
 def take_back(
-    product: Any,
-    us: torch.Tensor,
-    vs: torch.Tensor,
-    eps: float,
-    rho: float,
-    s: torch.Tensor,
-    rows: torch.Tensor | None,
-    columns: torch.Tensor,
-) -> tuple[Vectors, Vectors]:
+    product: Any, us: torch.Tensor, vs: torch.Tensor, eps: float, rho: float, s: torch.Tensor,
+    rows: torch.Tensor | None, columns: torch.Tensor,
+) -> tuple[Vectors, Vectors]:  # fmt: skip
     """The vectors l and r of all half-steps, from the last on: dA is the gradient of P less the sum of l r'.
 
-    Args:
-        s: the column sums of P * dP.
-        rows, columns: the sums of what the last column step leaves of P * dP; None and s if it is the only
-            step.
+    s has the column sums of P * dP; rows and columns are the sums of what the last column step leaves of it,
+    or None and s if it is the only step.
     """
     lefts, rights = [], []
     steps = len(us) - 1

@@ -85,18 +85,13 @@ def launches_of(eps: float, wide: bool) -> Any:
 
 
 def forward(
-    given: Matrices,
-    n_iters: int,
-    keep: bool,
-    out_dtype: torch.dtype,
-    choices: Choices = NO_CHOICES,
+    given: Matrices, n_iters: int, keep: bool, out_dtype: torch.dtype, choices: Choices = NO_CHOICES,
     longest: int = LONGEST,
-) -> tuple[torch.Tensor, ...]:
-    """P, f, g, and the vectors of every iteration; the contract is eager.forward's.
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """P, f, g, and the vectors of every iteration, f above base, base, g and rest, or u, v and one base.
 
-    The vectors are f above base, base, g and rest; with eps they are u and v, and one base.
-    `longest` is the length of lead lines beyond which an iteration takes two reads.  Ranks that share the
-    rows take two, without marginals.
+    Lead lines beyond `longest` take two reads for an iteration, and so do ranks that share the rows, without
+    marginals.
     """
     eps, ranks = given.eps, given.ranks
     results = empty_results(given.logits, n_iters, eps, keep, "helion", out_dtype)
@@ -179,15 +174,9 @@ def pieces(x: torch.Tensor, rounds: bool) -> list[tuple[slice, slice]]:
 
 
 def backward(
-    dp: torch.Tensor | None,
-    df: torch.Tensor | None,
-    dg: torch.Tensor | None,
-    given: Matrices,
-    of_rows: torch.Tensor,
-    of_columns: torch.Tensor,
-    choices: Choices = NO_CHOICES,
-    longest: int = LONGEST,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    dp: torch.Tensor | None, df: torch.Tensor | None, dg: torch.Tensor | None, given: Matrices,
+    of_rows: torch.Tensor, of_columns: torch.Tensor, choices: Choices = NO_CHOICES, longest: int = LONGEST,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Gradients of the logits and of both marginals; the contract is eager.backward's."""
     gradients = empty_gradients(given.logits, given.log_rows)
     if not given.logits.numel():

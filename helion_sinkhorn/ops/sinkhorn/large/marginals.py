@@ -84,13 +84,9 @@ class Transport:
 
 
 def _check_one(
-    name: str,
-    x: object,
-    dtypes: tuple[torch.dtype, ...],
-    accepted: str,
-    shape: tuple[int, ...],
+    name: str, x: object, dtypes: tuple[torch.dtype, ...], accepted: str, shape: tuple[int, ...],
     logits: torch.Tensor,
-) -> None:
+) -> None:  # fmt: skip
     if not isinstance(x, torch.Tensor) or x.dtype not in dtypes:
         what = f"of dtype {x.dtype}" if isinstance(x, torch.Tensor) else type_of(x)
         raise TypeError(f"{name} is {what}; pass {accepted}")
@@ -118,10 +114,7 @@ def prepared(
 
     A side without marginals shares the mass of the other side equally.  Without any marginals, each line of
     the side that is normalised first gets m / n and each line of the other side 1, as in iterations without
-    marginals; n and m are counted by the lengths.
-
-    Args:
-        rows: the number of rows on all ranks, if they share the rows; both marginals are given then.
+    marginals; n and m are counted by the lengths.  Ranks share `rows` rows, and give both marginals, or none.
     """
     if not of.has_marginals:
         return logits, None, None
