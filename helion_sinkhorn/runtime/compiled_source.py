@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 NAMESPACE = "helion_sinkhorn_compiled"
-_PACKAGE = Path(__file__).resolve().parent.parent
+ROOMS = "ops", "runtime"
+"""Folders of the package that hold the kernels, and what makes code of them."""
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def of_source(name: str, schema: str, operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,14 +33,15 @@ def of_source(name: str, schema: str, operator: Callable[..., Any]) -> Callable[
 
 
 @functools.cache
-def _digest() -> str:
-    paths = sorted(path for folder in ("ops", "runtime") for path in (_PACKAGE / folder).rglob("*.py"))
-    return hashlib.sha256(b"\0".join([path.read_bytes() for path in paths])).hexdigest()[:16]
+def sources() -> str:
+    """A digest of the kernels and of what makes code of them."""
+    paths = [path for room in ROOMS for path in sorted((_PACKAGE / room).rglob("*.py"))]
+    return hashlib.sha256(b"\0".join([path.read_bytes() for path in paths])).hexdigest()
 
 
 def source_digest() -> str:
-    """A digest of the sources of all operators, made by the first compilation."""
-    return _digest()
+    """The same, shorter, for the key of a compilation."""
+    return sources()[:16]
 
 
 # as in runtime.tokens: Dynamo takes the result for a constant

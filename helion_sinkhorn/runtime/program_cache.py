@@ -24,14 +24,13 @@ import torch
 
 from helion_sinkhorn.configs import settings, store
 from helion_sinkhorn.configs.atomic import replace
+from helion_sinkhorn.runtime.compiled_source import sources
 from helion_sinkhorn.runtime.standalone import load
 
 log = logging.getLogger("helion_sinkhorn")
 PARTIAL = re.compile(r"\.\w+\.[0-9a-f]{40}\.\w{8}\.tmp")
 """Names of files that `configs.atomic.replace` is writing for a `file_name`."""
 ABANDONED_S = 3600
-ROOMS = ("ops", "runtime")
-"""Folders of the package that hold the kernels, and what makes code of them."""
 
 
 def folder() -> Path | None:
@@ -54,14 +53,6 @@ def file_name(kernel: str, decided: Iterable[object], device: torch.device) -> s
     """
     text = repr((kernel, *decided, sources(), versions(), target(device)))
     return f"{kernel}.{hashlib.sha256(text.encode()).hexdigest()[:40]}.py"
-
-
-@functools.cache
-def sources() -> str:
-    """A digest of the kernels and of what makes code of them."""
-    package = Path(__file__).resolve().parents[1]
-    paths = [path for room in ROOMS for path in sorted((package / room).rglob("*.py"))]
-    return hashlib.sha256(b"\0".join([path.read_bytes() for path in paths])).hexdigest()
 
 
 # called before any kernel is imported, to notice a change of the source in between

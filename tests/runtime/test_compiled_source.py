@@ -34,7 +34,7 @@ def test_another_source_takes_nothing_from_the_cache(monkeypatch):
         assert hits == 0
         assert compiled()[1] == 1
         monkeypatch.setattr(torch_op, "apply_backward", lambda *given: 2 * backward(*given))
-        monkeypatch.setattr(compiled_source, "_digest", lambda: "another")
+        monkeypatch.setattr(compiled_source, "sources", lambda: "another")
         found, hits = compiled()
     torch.testing.assert_close(found, 2 * expected)
     assert hits == 0
@@ -45,9 +45,9 @@ def test_the_digest_is_of_every_source_that_makes_a_gradient(monkeypatch, tmp_pa
     for folder in ("ops", "runtime"):
         shutil.copytree(package / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.json", "*.pyc"))
     monkeypatch.setattr(compiled_source, "_PACKAGE", tmp_path)
-    digests = [compiled_source.source_digest(), compiled_source._digest.__wrapped__()]
+    digests = [compiled_source.sources(), compiled_source.sources.__wrapped__()]
     assert digests[0] == digests[1]
     for changed in ("ops/mhc/post/torch_op.py", "ops/mhc/site/boundary/torch_op.py", "runtime/gradients.py"):
         (tmp_path / changed).write_text("# another\n")
-        digests.append(compiled_source._digest.__wrapped__())
+        digests.append(compiled_source.sources.__wrapped__())
     assert len({*digests}) == 4

@@ -26,7 +26,7 @@ from helion_sinkhorn.lab.operators import KERNELS, OPERATORS
 from helion_sinkhorn.lab.tuning import commands, warm
 from helion_sinkhorn.lab.workloads import WORKLOADS
 from helion_sinkhorn.ops.sinkhorn import launch
-from helion_sinkhorn.runtime import ahead, dispatch, generated, program_cache
+from helion_sinkhorn.runtime import ahead, compiled_source, dispatch, generated, program_cache
 from helion_sinkhorn.runtime.kernel import Choice, build, default_choice
 from helion_sinkhorn.runtime.standalone import load, standalone
 from helion_sinkhorn.runtime.upcoming import upcoming
@@ -237,7 +237,7 @@ def kernel_of(program=None):
 
 def test_code_of_an_edited_source_is_not_kept(tmp_path, monkeypatch, caplog):
     """Nor any later code, after the edit was undone: the modules in memory may be of the edited one."""
-    monkeypatch.setattr(program_cache, "__file__", str(tmp_path / "runtime" / "program_cache.py"))
+    monkeypatch.setattr(compiled_source, "_PACKAGE", tmp_path)
     monkeypatch.setattr(program_cache, "_edited", threading.Event())
     source = tmp_path / "ops" / "kernels.py"
     source.parent.mkdir()
