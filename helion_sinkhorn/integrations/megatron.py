@@ -81,13 +81,8 @@ class HyperConnectionModule(MegatronModule, Float32Parameters):
         self.single_pass = getattr(config, "mhc_single_pass", False)
         eps = config.mhc_epsilon if self.single_pass else EPS
         norm_eps = config.layernorm_epsilon if self.single_pass else EPS
-        self.options = SiteOptions(
-            config.mhc_sinkhorn_iterations,
-            eps,
-            norm_eps,
-            precision=precision,
-            eps_outside=not self.single_pass,
-        ).checked()
+        own = {"precision": precision, "eps_outside": not self.single_pass}
+        self.options = SiteOptions(config.mhc_sinkhorn_iterations, eps, norm_eps, **own).checked()
         self.implementation = check_implementation(implementation)
         rows = self.n * (self.n + 2)
         self.mapping_proj = Projection(rows, self.n * self.hidden_size)
@@ -182,10 +177,8 @@ class HyperConnectionModule(MegatronModule, Float32Parameters):
         """
         _refuse_recomputation(manager, None)
         output, bias = layer_output_with_bias
-        given, how = (
-            (original_residual, h_post, h_res),
-            {"merged": True, "implementation": self.implementation},
-        )
+        given = original_residual, h_post, h_res
+        how = {"merged": True, "implementation": self.implementation}
         if not (training and dropout_prob):
             return hc_post(output, *given, bias, **how)
         mixed = hc_post(torch.zeros_like(output), *given, **how)

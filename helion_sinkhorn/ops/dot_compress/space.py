@@ -98,15 +98,10 @@ def apply_default(call: DotCall, device: Device) -> tuple[Items, Items]:
 
 def expand_default(call: DotCall, device: Device) -> tuple[Items, Items]:
     if not call.is_narrow:
-        return config(64, 4, 1), (
-            ("block_d", block_of(call, 1 << 12)),
-            ("depth", SMALLEST_BLOCK),
-            ("rows", 512),
-        )
-    return config(64, 4, in_flight(device)), (
-        ("block_d", block_of(call, (1 << 13) // call.parts)),
-        ("rows", 4096),
-    )
+        columns = block_of(call, 1 << 12)
+        return config(64, 4, 1), (("block_d", columns), ("depth", SMALLEST_BLOCK), ("rows", 512))
+    columns = block_of(call, (1 << 13) // call.parts)
+    return config(64, 4, in_flight(device)), (("block_d", columns), ("rows", 4096))
 
 
 def in_flight(device: Device) -> int:
@@ -147,23 +142,15 @@ def apply_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
     if not call.is_narrow:
         few = (32, 4, 1), (64, 4, 1), (64, 4, 2)
         return ({"config": configs(device, *few), "block_d": blocks(call, (16, 32, 64)), "rows": (512,)},)
-    few = (32, 4, 3), (64, 4, 2), (64, 4, 3)
-    return (
-        {"config": configs(device, *few), "block_d": blocks(call, (256,)), "rows": (256, 512, 1024, 2048)},
-    )
+    few = configs(device, (32, 4, 3), (64, 4, 2), (64, 4, 3))
+    return ({"config": few, "block_d": blocks(call, (256,)), "rows": (256, 512, 1024, 2048)},)
 
 
 def expand_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
     if not call.is_narrow:
-        few = (32, 8, 1), (64, 4, 1), (64, 4, 2), (64, 8, 1)
-        return (
-            {
-                "config": configs(device, *few),
-                "block_d": blocks(call, (64, 128)),
-                "depth": (SMALLEST_BLOCK,),
-                "rows": (512,),
-            },
-        )
+        few = configs(device, (32, 8, 1), (64, 4, 1), (64, 4, 2), (64, 8, 1))
+        columns = blocks(call, (64, 128))
+        return ({"config": few, "block_d": columns, "depth": (SMALLEST_BLOCK,), "rows": (512,)},)
     rows = 256, 512, 1024, 2048, 4096
     return (
         {"config": configs(device, (64, 4, 2)), "block_d": blocks(call, (128,)), "rows": rows},

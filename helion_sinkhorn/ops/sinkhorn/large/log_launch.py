@@ -23,15 +23,8 @@ def iterations(calls: Calls, of: State, n_iters: int) -> None:
         "sinkhorn_large_step", x, of.scale, of.log_r, Stack(of.bases), Stack(fs), Stack(gs),
         Stack(of.rests), Stack(of.bases), Stack(fs), part,
     )  # fmt: skip
-    columns = calls.sequence(
-        "sinkhorn_large_columns",
-        part,
-        Stack(gs),
-        of.log_c,
-        Stack(gs),
-        Stack(of.rests),
-        values=(part.size(1),),
-    )
+    given = part, Stack(gs), of.log_c, Stack(gs), Stack(of.rests)
+    columns = calls.sequence("sinkhorn_large_columns", *given, values=(part.size(1),))
     for t in range(1, n_iters):
         before, now = place(t - 1, count), place(t, count)
         step(before, before, before, before, now, now)
@@ -73,15 +66,8 @@ def taken_back(
         "sinkhorn_large_back", x, of.scale, of.log_r, Stack(of.bases), Stack(fs), Stack(gs), Stack(gs),
         Stack(columns), Stack(rows), part,
     )  # fmt: skip
-    taken = calls.sequence(
-        "sinkhorn_large_gather",
-        part,
-        own_g,
-        of.log_c,
-        Stack(of.rests),
-        Stack(columns),
-        values=(part.size(1), True),
-    )
+    given = part, own_g, of.log_c, Stack(of.rests), Stack(columns)
+    taken = calls.sequence("sinkhorn_large_gather", *given, values=(part.size(1), True))
     for t in range(last - 1, 0, -1):
         back(t, t, t, t - 1, t, t)
         taken(t - 1, t - 1)
