@@ -14,7 +14,7 @@ from helion_sinkhorn import recurrent_linear_attention, reference
 from helion_sinkhorn.lab.linear_attention.budget import Case, limits
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.lab.rounding import SAMPLES, half_ulp
-from helion_sinkhorn.ops.linear_attention.limits import why_not_chunked
+from helion_sinkhorn.ops.linear_attention.chunked.space import why_not_chunked
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
 from tritonbench_ops.flags import BASELINE, GATES, INDUCTOR

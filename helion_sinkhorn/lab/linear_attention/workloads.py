@@ -9,7 +9,7 @@ import torch
 
 from helion_sinkhorn.lab.draws import SHORT, draws, normal, unused_zero
 from helion_sinkhorn.lab.row import Sized
-from helion_sinkhorn.ops.linear_attention.limits import why_not_chunked
+from helion_sinkhorn.ops.linear_attention.chunked.space import why_not_chunked
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import sys
 import torch
 
 from helion_sinkhorn.ops.linear_attention import torch_op
-from helion_sinkhorn.ops.linear_attention.limits import why_not_chunked
+from helion_sinkhorn.ops.linear_attention.chunked.space import why_not_chunked
 from helion_sinkhorn.runtime.checks import (
     check_flag,
     check_implementation,

@@ -9,6 +9,9 @@ from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Keyed
 from helion_sinkhorn.runtime.space import Grid, Items
 
+LARGEST_DK = 128
+"""The largest Dk, since a program holds all channels of a chunk."""
+
 
 @dataclass(frozen=True)
 class ChunkCall(Keyed):
@@ -55,6 +58,15 @@ class ChunkCall(Keyed):
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.dk}x{self.dv} {self.gates or 'no gate'}"
+
+
+def why_not_chunked(gv: bool, packed: bool, dk: int) -> str:
+    """Why the chunked method does not take a call with these arguments; empty if it does."""
+    if gv:
+        return "a decay of the values, gv, is no factor of the scores within a chunk"
+    if packed:
+        return "packed sequences, cu_seqlens, end within chunks"
+    return f"chunks take Dk up to {LARGEST_DK}, this is {dk}" if dk > LARGEST_DK else ""
 
 
 def extent(size):

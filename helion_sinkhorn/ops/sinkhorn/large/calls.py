@@ -200,7 +200,7 @@ class Calls:
         count = -(-call.n // rows_of(choice or chosen_for(kernel, call, self.batch, self.x)))
         m = self.call.m
         # rows without the last column are written by vector stores
-        room = kept_entries(m, "helion") if apart else m
+        room = kept_entries(m) if apart else m
         if (count, room) not in self.parts:
             self.parts[count, room] = self.empty(self.batch, count, room)[..., :m]
         return self.parts[count, room]

@@ -69,11 +69,6 @@ def times(f: torch.Tensor, log_mass: torch.Tensor | None) -> torch.Tensor:
     return f if log_mass is None else f + log_mass
 
 
-def padded(k: int) -> int:
-    """Entries that a vector of k takes, so that the next one begins at a boundary of 16 bytes."""
-    return kept_entries(k, "helion")
-
-
 def placed_of(given: Matrices) -> Matrices:
     """The same with logits placed for vector loads."""
     return given._replace(logits=placed(given.logits))
@@ -103,7 +98,7 @@ def forward(
     if not keep:
         # room for the first vectors, and for two more, one to read and one to write
         count = kept_vectors(min(3, n_iters), eps, "helion")
-        vectors = (x.new_empty(count, batch, padded(k), dtype=torch.float32) for k in (n, m))
+        vectors = (x.new_empty(count, batch, kept_entries(k), dtype=torch.float32) for k in (n, m))
     of = state(given, vectors, log_r, log_c)
     iterations = launches_of(eps, m > longest or bool(ranks.groups)).iterations
     for part in together(x, ranks):
@@ -205,7 +200,7 @@ def backward(
         for t, own in zip((own_f, own_g), upstream, strict=True)
     )
     rows, columns = (
-        x.new_empty((len(of.fs), batch, padded(k)), dtype=torch.float32)[..., :k] for k in (n, m)
+        x.new_empty((len(of.fs), batch, kept_entries(k)), dtype=torch.float32)[..., :k] for k in (n, m)
     )
     wide = m > longest
     taken_back = launches_of(eps, wide).taken_back

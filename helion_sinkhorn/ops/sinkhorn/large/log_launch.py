@@ -40,7 +40,7 @@ def taken_back(
     """
     x, (own_f, own_g), fs, gs, last = calls.x, own, of.fs, of.gs, len(of.fs) - 1
     m = columns.size(-1)
-    nothing, again = (calls.empty(len(x), kept_entries(m, "helion"))[:, :m] for _ in range(2))
+    nothing, again = (calls.empty(len(x), kept_entries(m))[:, :m] for _ in range(2))
     nothing.zero_()
 
     def gather(part: torch.Tensor, t: int, out: torch.Tensor, earlier: bool) -> None:

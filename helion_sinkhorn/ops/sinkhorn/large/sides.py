@@ -19,7 +19,7 @@ LONGEST = 8192
 """The most entries of a line that a program takes whole."""
 
 
-def kept_entries(k: int, implementation: str) -> int:
+def kept_entries(k: int, implementation: str = "helion") -> int:
     """Entries that a kept vector of k takes; for kernels each vector begins at a boundary of 16 bytes."""
     return k if implementation == "pytorch" else -(-k // VECTOR) * VECTOR
 
