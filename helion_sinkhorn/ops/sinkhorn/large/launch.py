@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.large import eps_launch, log_launch, sides, wide_launch
+from helion_sinkhorn.ops.sinkhorn.large import narrow_launch, sides, wide_launch
 from helion_sinkhorn.ops.sinkhorn.large.calls import (
     KERNELS,
     Calls,
@@ -74,11 +73,6 @@ def placed_of(given: Matrices) -> Matrices:
     return given._replace(logits=placed(given.logits))
 
 
-def launches_of(eps: float, wide: bool) -> Any:
-    """The module that launches the iterations."""
-    return wide_launch if wide else eps_launch if eps else log_launch
-
-
 def forward(
     given: Matrices, n_iters: int, keep: bool, out_dtype: torch.dtype, choices: Choices = NO_CHOICES,
     longest: int = LONGEST,
@@ -100,7 +94,7 @@ def forward(
         count = kept_vectors(min(3, n_iters), eps, "helion")
         vectors = (x.new_empty(count, batch, kept_entries(k), dtype=torch.float32) for k in (n, m))
     of = state(given, vectors, log_r, log_c)
-    iterations = launches_of(eps, m > longest or bool(ranks.groups)).iterations
+    iterations = (wide_launch if m > longest or ranks.groups else narrow_launch).iterations
     for part in together(x, ranks):
         iterations(Calls(x[part], choices), of.of(part), n_iters)
     last, calls = place(n_iters - 1, len(of.fs)), Calls(x, choices)
@@ -203,7 +197,7 @@ def backward(
         x.new_empty((len(of.fs), batch, kept_entries(k)), dtype=torch.float32)[..., :k] for k in (n, m)
     )
     wide = m > longest
-    taken_back = launches_of(eps, wide).taken_back
+    taken_back = (wide_launch if wide else narrow_launch).taken_back
     narrow = min(x, dy, key=torch.Tensor.element_size)
     for part in together(narrow):
         own = over_f[part], over_g[part]
