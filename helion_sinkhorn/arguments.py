@@ -90,18 +90,12 @@ def parser() -> Parser:
     one.add_argument("--tags", default="tune", choices=TAGS, metavar="TAG", help=f"{tagged} (default: tune)")
     one.add_argument("--only", default="", help=ONLY)
     one.add_argument(
-        "--effort",
-        choices=["quick", "full"],
-        default="quick",
+        "--effort", choices=["quick", "full"], default="quick",
         help="quick (default) compares the best candidates in 7 rounds; full takes 21, and then searches "
         "Helion's own space of configs for faster ones, which it prints and does not store",
-    )
-    one.add_argument(
-        "--budget",
-        type=float,
-        default=float("inf"),
-        help="seconds the whole command may take (default: any)",
-    )
+    )  # fmt: skip
+    seconds = "seconds the whole command may take (default: any)"
+    one.add_argument("--budget", type=float, default=float("inf"), help=seconds)
     one.add_argument("--force", action="store_true", help="tune keys again that have a current entry")
     one.add_argument(
         "--offline", action="store_true",

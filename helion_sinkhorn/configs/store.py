@@ -115,7 +115,6 @@ class Keyed:
 
     @property
     def key(self) -> Key:
-        """The key of a stored entry."""
         return key_of(vars(self))
 
     @classmethod

@@ -100,7 +100,6 @@ class HyperConnectionModule(MegatronModule, Float32Parameters):
 
     @property
     def site(self) -> SiteParameters:
-        """The parameters as a record."""
         scale = torch.cat([self.alpha_pre, self.alpha_post, self.alpha_res])
         fn = self.mapping_proj.weight
         return SiteParameters(into_main_grad(fn) if self.fuse_wgrad_accumulation else fn, scale, self.bias)

@@ -52,7 +52,6 @@ class Package(NamedTuple):
 
     @property
     def known(self) -> dict[type[torch.nn.Module], Known]:
-        """What is known about each class."""
         return {known.theirs: known for column in self[4:8] for known in column}
 
     @property

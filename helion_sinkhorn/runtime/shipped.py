@@ -54,7 +54,6 @@ def key(decided: Iterable[object], device: torch.device) -> str:
 
 
 def path_of(kernel: Kernel) -> Path:
-    """The file of a kernel."""
     return FOLDER / f"{kernel.name}.xz"
 
 

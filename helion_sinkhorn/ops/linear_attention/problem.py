@@ -94,7 +94,6 @@ class Problem(NamedTuple):
 
     @property
     def gates(self) -> str:
-        """The names of the given gates."""
         return " ".join([name for name, x in zip(GATES, self[3:7], strict=True) if x is not None])
 
     def call(self, result: str) -> WalkCall:

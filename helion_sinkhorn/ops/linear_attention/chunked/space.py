@@ -25,7 +25,6 @@ class ChunkCall(Keyed):
 
     @property
     def chunk(self) -> int:
-        """Steps of a chunk."""
         return 64
 
     @property

@@ -64,7 +64,6 @@ def implicit_call(n: int, m: int, dtype: torch.dtype, n_iters: int) -> SinkhornC
 
 
 def implicit_kernel(solver: str, call: SinkhornCall) -> str:
-    """The kernel of an implicit gradient."""
     return f"sinkhorn_implicit_{solver_for(solver, call.n, call.m)}"
 
 

@@ -39,7 +39,6 @@ def rows_facts(chosen: Chosen, call: LargeCall, *numbers: Any) -> tuple[Any, ...
 
 
 def rows_of(choice: Choice) -> int:
-    """Rows of a program."""
     return dict(choice.variant)["rows"]
 
 
@@ -236,7 +235,6 @@ class State(NamedTuple):
         return self.bases[0]
 
     def of(self, part: slice) -> State:
-        """The state of some of the matrices."""
         stacks = (t[:, part] for t in (self.bases, self.fs, self.gs, self.rests))
         return State(self.scale, self.log_r[part], self.log_c[part], *stacks, self.eps, self.ranks)
 

@@ -15,7 +15,6 @@ Vectors = list[torch.Tensor]
 
 
 def softmax(x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-    """softmax(x, -1)."""
     if ranks.axis != -1:
         return x.softmax(-1)
     z = (x - ranks.largest(x.amax(-1), -1).unsqueeze(-1)).exp_()

@@ -47,7 +47,6 @@ class Ranks(NamedTuple):
         return reduce_over(t, self.groups, how) if axis == self.axis else t
 
     def products(self, a: torch.Tensor) -> Products:
-        """Products of A with vectors."""
         return _SharedProducts(a, self) if self.groups else Products(a)
 
 
