@@ -14,19 +14,7 @@ THEIR_SINKHORN = v4.dsv4_sinkhorn_normalize
 
 
 def dsv4_sinkhorn_normalize(x: torch.Tensor, *, backend: str, repeat: int, eps: float) -> torch.Tensor:
-    """Normalise the logits of comb by `sinkhorn`, instead of Automodel's function of this name.
-
-    Args:
-        x: (..., n, n), the logits.
-        backend: "helion_sinkhorn"; any other is passed on to Automodel's function.
-        repeat: T, the number of iterations.
-        eps: added to Sinkhorn's softmax and denominators.
-
-    Returns:
-        comb (..., n, n).
-
-    Numerical policy, errors: as for `sinkhorn`.
-    """
+    """comb of its logits x (..., n, n) by `sinkhorn`, or for another backend by Automodel's function."""
     if backend != BACKEND:
         return THEIR_SINKHORN(x, backend=backend, repeat=repeat, eps=eps)
     return sinkhorn(x, n_iters=repeat, eps=eps)

@@ -167,9 +167,9 @@ def along(k: int, most: int = 2048) -> tuple[int, int]:
     return min(most, max(16, power_of_two(k) // 4)), 1
 
 
-def across(k: int, most: int = 128) -> tuple[int, int]:
+def across(k: int) -> tuple[int, int]:
     """A tile for sums over 16 lines at a time, for each of their k entries."""
-    return 16, along(k, most)[0]
+    return 16, along(k, 128)[0]
 
 
 ALONG = (1024, 1), (2048, 1), (4096, 1), (1024, 4), (2048, 2)
