@@ -62,7 +62,14 @@ def dot_compress(
     """
     implementation = check_implementation(implementation)
     _check(x, y, z, precise_intermediate)
-    serves = _resolve(implementation, x, y)
+    d, k = x.shape[-1], y.shape[-1]
+    within = d <= LARGEST_D and k <= LARGEST_K
+    beyond = (
+        None
+        if within
+        else lambda: f"the kernels take D up to {LARGEST_D} and K up to {LARGEST_K}, these are {d} and {k}"
+    )
+    serves = implementation_for(implementation, "x", x, beyond)
     parts = 2 if precise_intermediate and x.dtype in (torch.bfloat16, torch.float16) else 1
     out, _ = torch_op.apply(x, y, z, parts, serves)
     return out
@@ -91,14 +98,3 @@ def _check(x, y, z, precise_intermediate) -> None:
     if z is not None and z.shape != expected:
         raise ValueError(f"z has shape {tuple(z.shape)}; for these x and y pass (..., D, K), {expected}")
     check_flag("precise_intermediate", precise_intermediate)
-
-
-def _resolve(implementation: str, x: torch.Tensor, y: torch.Tensor) -> str:
-    """ "helion" or "pytorch" for these tensors."""
-    d, k = x.shape[-1], y.shape[-1]
-
-    def beyond() -> str:
-        return f"the kernels take D up to {LARGEST_D} and K up to {LARGEST_K}, these are {d} and {k}"
-
-    is_beyond = d > LARGEST_D or k > LARGEST_K
-    return implementation_for(implementation, "x", x, beyond if is_beyond else None)
