@@ -138,6 +138,17 @@ def test_tensors_of_one_shape_together_are_each_alone():
     assert_equal(together, alone)
 
 
+def test_parameters_of_a_class_of_their_own_step_together():
+    """With DTensor imported, only one of a shape was expected of what might be one."""
+    import torch.distributed.tensor
+
+    kind = type("Own", (torch.nn.Parameter,), {})
+    own, plain = ([make(randn(9, 12, seed=k)) for k in range(2)] for make in (kind, torch.nn.Parameter))
+    train(SinkGD(own), own)
+    train(SinkGD(plain), plain)
+    assert_equal([p.detach().as_subclass(torch.Tensor) for p in own], [p.detach() for p in plain])
+
+
 def test_a_state_dict_goes_on():
     params, others = weights(torch.float32), weights(torch.float32)
     optimizer = SinkhornBalanced(params, 0.1)
