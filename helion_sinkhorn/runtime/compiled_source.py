@@ -44,5 +44,5 @@ def source_digest() -> str:
     return sources()[:16]
 
 
-# as in runtime.tokens: Dynamo takes the result for a constant
+# as in runtime.torch_op: Dynamo takes the result for a constant
 source_digest._dynamo_marked_constant = True
