@@ -106,7 +106,7 @@ study: $(VENV)/.ready ## tables and pictures of one page, most of them on a CPU:
 
 ##@ Check its accuracy (docs/accuracy.md)
 accuracy.gate := ci.accuracy
-accuracy.parity := ci.parity_grid
+accuracy.parity := ci.accuracy --parity
 ifeq ($(WHAT),parity)
 accuracy: export OMP_NUM_THREADS ?= 1
 endif

@@ -41,6 +41,8 @@ def make_parser(workloads=None, usual=None, steps=None) -> argparse.ArgumentPars
                         help="of the table of workloads; all tagged ci if left out")  # fmt: skip
     parser.add_argument("--large", action="store_true", help="on a GPU, batches of more than 65,535 "
                         "programs: workloads of ci/gate/batches.py alone")  # fmt: skip
+    parser.add_argument("--parity", action="store_true", help="workloads of peaked logits alone, whose "
+                        "gradients are compared with float32 PyTorch's")  # fmt: skip
     parser.add_argument("--steps", type=int, default=steps,
                         help="entries times iterations tested of a workload")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes")
@@ -345,6 +347,7 @@ def rows(workloads: dict[str, dict]) -> list[dict[str, object]]:
                 **{k: f"{r[k]:.3f}" for k in ("worst", "z", "rms")},
                 "bias (limit)": f"{r['bias']:+.3f} ({r['bias_limit']:.3f})",
                 "largest relative": f"{r['largest_relative']:.1e}",
+                "x PyTorch": f"{r['parity_worst']:.2f}" if r["parity_worst"] else "",
                 "x Inductor": f"{r['largest_absolute'] / other['largest_absolute']:.2f}" if other else "",
                 "same bits": "yes" if all(r["reproducible"].values()) else "NO",
                 "verdict": "ok" if sound(r) else "WRONG",
@@ -389,13 +392,16 @@ def main() -> int:
     options = make_parser(list(WORKLOADS), [w.name for w in tagged("ci", object)], JUDGED_STEPS).parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     start = time.monotonic()
+    kind = "-large" if options.large else "-parity" if options.parity else ""
     if options.large:
         options.workloads = [n for n in options.workloads if n in LARGE]
+    if options.parity:
+        options.workloads = [n for n in options.workloads if n.startswith("peaked_")]
     like = {
         "schema": SCHEMA, "device": hardware(device), "versions": versions(), "commit": commit(),
         "steps": options.steps,
     }  # fmt: skip
-    path = options.out / f"accuracy-{like['device']['key']}{'-large' if options.large else ''}.json"
+    path = options.out / f"accuracy-{like['device']['key']}{kind}.json"
     options.out.mkdir(parents=True, exist_ok=True)
     kept = finished(path, like) if options.resume else {}
     left = [n for n in options.workloads if n not in kept]

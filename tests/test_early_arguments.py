@@ -27,7 +27,7 @@ COMMANDS = [
     )),
     *(f"-m ci.{name} --nonsense" for name in (
         "accuracy", "attack", "compare x", "emulate", "fault_tables", "machine_terms",
-        "machine_versions", "mutants", "parity_grid", "programs",
+        "machine_versions", "mutants", "programs",
         "same_programs --base x", "sanitize",
     )),
     *(f"{path.relative_to(ROOT)} --nonsense" for path in sorted((ROOT / "examples").glob("*.py"))),

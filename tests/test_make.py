@@ -47,7 +47,7 @@ def test_make_alone_lists_every_target_with_a_line():
         ("bench WHAT=residual_path", "-m benchmarks.bench residual_path --quick"),
         ("bench WHAT=tritonbench", "-m tritonbench_ops --op sinkhorn --mode $mode --quick"),
         ("study WHAT=backward", "-m benchmarks.study backward --quick"),
-        ("accuracy", "-m ci.accuracy"), ("accuracy WHAT=parity", "-m ci.parity_grid"),
+        ("accuracy", "-m ci.accuracy"), ("accuracy WHAT=parity", "-m ci.accuracy --parity"),
         ("attack", "-m ci.attack"), ("attack WHAT=tables", "-m ci.fault_tables --write docs/dev/results.md"),
         ("attack WHAT=cache", "-m pytest tests/configs/test_cache_attack.py"),
         ("equal", "-m ci.equal --quick"), ("equal WHAT=faults", "-m ci.equal.faults --quick"),
