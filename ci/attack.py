@@ -1,4 +1,4 @@
-"""Wrong implementations, tested like kernels: python -m ci.attack [--write FILE]
+"""Wrong implementations, tested like kernels: python -m ci.attack [--operators ...]
 
 Each row of WRONG in operators/<operator>/wrong.py is a right implementation with one fault.  It is run like a
 kernel (ci/gate/runs.py) on the first workload of `ci` where the fault shows, so that changes of memory, of
@@ -12,7 +12,6 @@ import argparse
 import functools
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 
 def make_parser(names=None) -> argparse.ArgumentParser:
@@ -21,7 +20,6 @@ def make_parser(names=None) -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--operators", nargs="+", choices=names, default=names)
-    parser.add_argument("--write", type=Path, help="put the tables between the marks of this file")
     return parser
 
 
@@ -103,10 +101,10 @@ def main() -> int:
         missed = [r["wrong"] for r in table if not (r["found by"] or r["why nothing can tell"])]
         escaped += [f"{name}: {wrong}" for wrong in missed]
         caught = sum(bool(r["found by"]) for r in table)
-        text = report.table(table)
-        print(f"{text}\n\n{name}: {len(table)} wrong implementations, {caught} found\n", flush=True)
-        if options.write:
-            report.insert(options.write, f"attack: {name}", text)
+        print(
+            f"{report.table(table)}\n\n{name}: {len(table)} wrong implementations, {caught} found\n",
+            flush=True,
+        )
     print(*(f"not found: {bug}" for bug in escaped), sep="\n", file=sys.stderr)
     return bool(escaped)
 

@@ -76,26 +76,6 @@ def borrow(folder: Path, site_folders: list[str]) -> None:
     (packages / "borrowed.pth").write_text("".join(lines))
 
 
-class Installer:
-    """pip inside an environment, from an index or from a folder of wheels."""
-
-    def __init__(self, python: Path, constraints: Path, wheels: str | None) -> None:
-        offline = ["--no-index", "--find-links", wheels] if wheels else []
-        self.command = [str(python), "-m", "pip", "install", "--quiet", "--no-build-isolation", *offline]
-        # pip would take a minute and a half to compile all modules, of which a tenth is ever imported
-        self.command += ["--disable-pip-version-check", "--no-compile"]
-        self.constraints = ["-c", str(constraints)]
-
-    def __call__(self, *requirements: str) -> bool:
-        command = [*self.command, *self.constraints, *requirements]
-        return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
-
-    def beside(self, target: Path, requirement: str) -> bool:
-        """Install a package without dependencies into its own folder, from which tests import it."""
-        alone = [*self.command, "--no-deps", "--target", str(target), requirement]
-        return subprocess.run(alone, cwd=ROOT, check=False).returncode == 0
-
-
 def make(folder: Path, wheels: str | None) -> str:
     """Create or update the environment in `folder`, and return a sentence about its content."""
     host = find_torch(sys.executable)
@@ -115,7 +95,14 @@ def make(folder: Path, wheels: str | None) -> str:
         # the host's packages were built for one another: keep its torch, replace nothing
         constraints = folder / "constraints.txt"
         constraints.write_text(f"torch=={host.version}\nhelion=={helion_for(host.version)}\n")
-    install = Installer(python, constraints, wheels)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-build-isolation"]
+    pip += ["--no-index", "--find-links", wheels] if wheels else []
+    # pip would take a minute and a half to compile all modules, of which a tenth is ever imported
+    pip += ["--disable-pip-version-check", "--no-compile"]
+
+    def install(*words: str, within: tuple[str, ...] = ("-c", str(constraints))) -> bool:
+        return subprocess.run([*pip, *within, *words], cwd=ROOT, check=False).returncode == 0
+
     if not install("torch", "setuptools>=77"):
         sys.exit("torch could not be installed: see pip's message above")
     torch = host or find_torch(python)
@@ -123,7 +110,8 @@ def make(folder: Path, wheels: str | None) -> str:
         sys.exit(f"torch was installed in {folder} and does not import: run {python} -c 'import torch'")
     older = folder / "helion-1.5.0"
     wanted = helion_for(torch.version) != "1.5.0" and not older.exists()
-    if wanted and not install.beside(older, "helion==1.5.0"):
+    # in a folder of its own, from which tests import it
+    if wanted and not install("helion==1.5.0", within=("--no-deps", "--target", str(older))):
         print("Helion 1.5.0 was not found: the test of the code that it generates will be skipped")
     extras = "test,bench" if torch.gpu else "test,bench,cpu-codegen"
     if not install("-e", f".[{extras}]"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from helion_sinkhorn.lab.tuning import markdown
 
@@ -13,7 +12,7 @@ def table(rows: Iterable[Mapping[str, object]]) -> str:
     return markdown.of_records(rows, " --- ")
 
 
-def replaced(page: str, name: str, text: str, where: object = "the page") -> str:
+def replaced(page: str, name: str, text: str, where: object) -> str:
     """A page with `text` between its `<!-- name -->` and `<!-- /name -->`."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     head, found, rest = page.partition(begin)
@@ -21,8 +20,3 @@ def replaced(page: str, name: str, text: str, where: object = "the page") -> str
     if not (found and closed):
         raise ValueError(f"{where} has no place for {name}: put {begin} and {end} where it belongs")
     return f"{head}{begin}\n\n{text}\n\n{end}{tail}"
-
-
-def insert(path: Path, name: str, text: str) -> None:
-    """Replace what stands between `<!-- name -->` and `<!-- /name -->` in a file."""
-    path.write_text(replaced(path.read_text(), name, text, path))
