@@ -19,7 +19,6 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -178,9 +177,12 @@ def emulated(
 ) -> dict[str, dict]:
     """The records of one device, computed in a pool or in this process, which then keeps the device."""
     task = progress.add_task(f"{key}, emulated", total=len(names))
+    run = functools.partial(accuracy.attempt, judge)
     order = sorted(names, key=lambda n: -WORKLOADS[n].entries)
+    pending = {pool.submit(run, name, key, options): name for name in order} if pool else {}
+    finished = ((pending[done], done.result()) for done in as_completed(pending))
     found = {}
-    for name, record in in_turn(order, functools.partial(accuracy.attempt, judge), key, options, pool):
+    for name, record in finished if pool else ((name, run(name, key, options)) for name in order):
         found[name] = record
         progress.update(task, advance=1, description=f"{key}, emulated: {name}")
     return {n: found[n] for n in names}
@@ -214,17 +216,6 @@ def summarised(operator: str, records: list[dict]) -> dict[str, object]:
         "rms, any model": largest(under, "rms"),
         "wrong": sum(len(accuracy.failures(record)) for record in records),
     }
-
-
-def in_turn(
-    names: list[str], task: Callable[..., dict], key: str, options: Options, pool: Executor | None
-) -> Iterator[tuple[str, dict]]:
-    """(name, record) pairs as they are finished."""
-    if pool is None:
-        yield from ((name, task(name, key, options)) for name in names)
-        return
-    pending = {pool.submit(task, name, key, options): name for name in names}
-    yield from ((pending[done], done.result()) for done in as_completed(pending))
 
 
 def selected(text: str) -> tuple[str, frozenset[str]]:
