@@ -67,7 +67,6 @@ class Arithmetic:
     multiplies: bool = False
     operand: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
     partial: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
-    inverse: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
 
     ARGUMENT = 3.0
     EXP = "exp"
@@ -80,7 +79,7 @@ class Arithmetic:
         if size == self.EXP:
             return off_by(x, self.exp_ulps)
         if size == self.RECIPROCAL:
-            return self.inverse(off_by(x, self.reciprocal_ulps))
+            return off_by(x, self.reciprocal_ulps)
         return x
 
     def sum(self, terms: torch.Tensor, axis: int) -> torch.Tensor:

@@ -118,8 +118,3 @@ def as_if_rows_had(length: int) -> Change:
 def clamped_to_the_last(t: torch.Tensor) -> torch.Tensor:
     """The last element replaced by the one before it."""
     return t[torch.arange(len(t)).clamp(max=max(len(t) - 2, 0))]
-
-
-def clamped(count: int) -> Change:
-    """A sum in which padding that a mask should hide reads the last column, `count` times."""
-    return lambda t: t.sum(-1) + count * t[..., -1]

@@ -44,11 +44,11 @@ def tree(a, b):
     return parts[0]
 
 
-def split(a, b, count: int, product: Product = plain, used: Callable[[list], list] = lambda parts: parts):
-    """Split-K: `count` ranges of the terms, each a product; `used` of them are added."""
+def split(a, b, count: int, product: Product = plain):
+    """Split-K: `count` ranges of the terms, each a product."""
     size = max(1, math.ceil(a.size(-1) / count))
     ranges = zip(a.split(size, -1), b.split(size, -2), strict=True)
-    return functools.reduce(torch.add, used([product(x, y) for x, y in ranges]))
+    return functools.reduce(torch.add, [product(x, y) for x, y in ranges])
 
 
 def permuted(a, b):

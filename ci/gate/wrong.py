@@ -156,11 +156,6 @@ def one(right: Run, of: str, change: Change) -> Run:
     return changed(right, **{of: lambda t: change(t).to(t.dtype)})
 
 
-def later(right: Run, of: str, change: Change) -> Run:
-    """One result changed, in its dtype too."""
-    return changed(right, **{of: change})
-
-
 def exchanged(right: Run, change: Callable[[Any, Results], Results]) -> Run:
     """Some results changed by a function of the right ones and the workload."""
 
@@ -255,7 +250,7 @@ def of_any(
     """
 
     def at_store(name: str, change: Change) -> Wrong:
-        return Wrong(name, later(right, of, change), (of,), on)
+        return Wrong(name, changed(right, **{of: change}), (of,), on)
 
     found = [
         Wrong(

@@ -28,12 +28,8 @@ class Steps:
     machine: Arithmetic = PLAIN
     """Its division of a scale by a norm."""
     term: Change = torch.square
-    norm: Change = torch.sqrt
-    """Makes a norm of the sum of the terms."""
     scale: Change = same
     """Applied to the scales of rows or columns after each step."""
-    live: Change = same
-    """Applied to what says which rows are not masked."""
     stored: Change | None = None
     """Applied to the iterate, which is stored after each step instead of scales."""
     last: Callable[[BalanceWorkload, torch.Tensor], torch.Tensor] = lambda w, t: t
@@ -43,7 +39,7 @@ class Steps:
     def norms(self, u: torch.Tensor, axis: int) -> torch.Tensor:
         terms = self.term(u)
         sums = self.rows(terms) if axis == -1 else self.columns(terms.mT.contiguous())
-        return self.norm(sums).unsqueeze(axis)
+        return sums.sqrt().unsqueeze(axis)
 
     def __call__(self, w: BalanceWorkload, update: torch.Tensor) -> Results:
         factor = w.n**0.5 if w.settings.scale == "row_rms" else 1.0
@@ -54,7 +50,7 @@ class Steps:
         x, s = update.to(self.dtype), w.settings
         norms = x.square().sum(-1).sqrt()
         if s.zero_row_threshold > 0:
-            live = self.live(norms > s.zero_row_threshold * norms.mean(-1, keepdim=True))
+            live = norms > s.zero_row_threshold * norms.mean(-1, keepdim=True)
             x = torch.where(live.unsqueeze(-1), x, 0.0)
         scales = {-1: torch.ones_like(x[..., :1]), -2: torch.ones_like(x[..., :1, :])}
         axes = (-1, -2) if s.first == "rows" else (-2, -1)

@@ -30,8 +30,8 @@ GOOD: dict[str, Run] = {
     "a product with the reciprocal of a norm": VENDORS["nvidia"],
     **{name: Step(Steps(total, total)) for name, total in columns.SUMS.items()},
 }
-MODEL, SINKGD = "balance_step_model", "balance_step_sinkgd"
-AVERAGE, WEIGHT, BOTH = ("average",), ("weight",), ("average", "weight")
+MODEL = "balance_step_model"
+AVERAGE, WEIGHT = ("average",), ("weight",)
 
 
 def averages(w: BalanceWorkload) -> bool:
@@ -79,11 +79,6 @@ def of_the_old_average(w, gradient, average):
     return mean, w.average.momentum * average + (1 - w.average.momentum) * gradient
 
 
-def whole_gradient(w, gradient, average):
-    """Momentum as SGD has it."""
-    return averaged(w, gradient / (1 - w.average.momentum), average)
-
-
 def not_averaged(w, gradient, average):
     return averaged(w, gradient, average)[0], gradient
 
@@ -96,11 +91,6 @@ def average_in_bfloat16(w, gradient, average):
 def average_rounded_down(w, gradient, average):
     mean, u = averaged(w, gradient, average)
     return rounded_down(w, mean.float()).double(), u
-
-
-def last_row_stays(w, gradient, average):
-    gradient = torch.cat([gradient[:, :-1], average[:, -1:]], 1)
-    return averaged(w, gradient, average)
 
 
 def not_written(w: BalanceWorkload, *inputs: torch.Tensor) -> Results:
@@ -120,11 +110,7 @@ WRONG = [
           momentum_alone),
     Wrong("Nesterov's update stored as the average", of_the_gradient, AVERAGE, looks_ahead),
     Wrong("the gradient balanced, not its average", exactly(average=not_averaged), WEIGHT, averages),
-    Wrong("the whole gradient added to the average", exactly(average=whole_gradient), BOTH, averages),
-    Wrong("momentum and rest exchanged", with_average(lambda a: a._replace(momentum=1 - a.momentum)), BOTH,
-          averages),
     Wrong("the average not written", not_written, AVERAGE, averages),
-    Wrong("the last row of the average not moved", exactly(average=last_row_stays), BOTH, averages),
     Wrong("the average in bfloat16", exactly(average=average_in_bfloat16), AVERAGE,
           lambda w: averages(w) and w.dtype != torch.bfloat16),
     Wrong("the average rounded down", exactly(average=average_rounded_down), AVERAGE,
@@ -141,7 +127,6 @@ WRONG = [
     Wrong("the step rounded before the weight", exactly(iterate=to_bfloat16), WEIGHT, rounds_once),
     Wrong("the step rounded to bfloat16 beside float32", exactly(iterate=to_bfloat16), WEIGHT, is_float32),
     Wrong("the weight truncated", exactly(last=lambda w, t: truncated(w, t.float())), WEIGHT, rounds_once),
-    Wrong("the weight rounded down", exactly(last=lambda w, t: rounded_down(w, t.float())), WEIGHT, SINKGD),
     *wrong.damages(EXACT, WEIGHT),
     *wrong.of_any(right, MODEL, "weight"),
 ]  # fmt: skip

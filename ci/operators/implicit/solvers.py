@@ -43,22 +43,20 @@ def free(x: torch.Tensor, system: str) -> torch.Tensor:
     return x if system == "corrected" else x - x.mean(-1, keepdim=True)
 
 
-def eliminated(
-    w: torch.Tensor, b: torch.Tensor, a: Arithmetic, pivot: Pivot, partial: Callable = lambda t: t
-) -> torch.Tensor:
+def eliminated(w: torch.Tensor, b: torch.Tensor, a: Arithmetic, pivot: Pivot) -> torch.Tensor:
     """The unknowns of the Laplacian with weights w (K, m, m), the last of them 0."""
     w, b, scale = w.clone(), b.clone(), []
     m = b.size(-1)
     for k in range(m - 1):
         below, here = slice(k + 1, m), slice(k, k + 1)
         scale.append(pivot(w, k, a))
-        into = partial(quotient(w[:, below, here], scale[-1], a))
-        b[:, below] = partial(b[:, below] + (into * b[:, here, None]).squeeze(-1))
-        w[:, below, below] = partial(w[:, below, below] + into * w[:, here, below])
+        into = quotient(w[:, below, here], scale[-1], a)
+        b[:, below] = b[:, below] + (into * b[:, here, None]).squeeze(-1)
+        w[:, below, below] = w[:, below, below] + into * w[:, here, below]
     x = torch.zeros_like(b)
     for k in reversed(range(m - 1)):
         rest = a.dot(w[:, k : k + 1, k + 1 :], x[:, None, k + 1 :], -1)
-        x[:, k] = partial(quotient(b[:, k, None, None] + rest, scale[k], a).flatten())
+        x[:, k] = quotient(b[:, k, None, None] + rest, scale[k], a).flatten()
     return x
 
 
@@ -73,7 +71,6 @@ def elimination(
     backwards: bool = False,
     relative: bool = True,
     pivot: Pivot = sum_of_weights,
-    **change,
 ) -> Solve:
     """The system reduced to its columns and eliminated without subtractions."""
 
@@ -88,7 +85,7 @@ def elimination(
             # what rows of 1 - P'P sum to, on the columns alike, so that they sum to zero
             mean = (1.0 - a.dot(p, a.sum(p, -1), -2).squeeze(-2)) / p.size(-1)
             weights = weights + mean.unsqueeze(-1) + free(mean, system).unsqueeze(-2)
-        beta = free(eliminated(weights, b, a, pivot, **change), system)
+        beta = free(eliminated(weights, b, a, pivot), system)
         dx = flow(p, dy - beta.unsqueeze(-2), system, a, near)
         return dx.flip(-1) if backwards else dx
 

@@ -6,16 +6,48 @@ Each bit of a result is given.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from ci.gate import wrong
-from ci.gate.arithmetic import keep_bits
+from ci.gate.columns import Change, same
 from ci.gate.damage import cleared
-from ci.gate.wrong import Run, Wrong, everywhere
-from ci.operators.quantize.steps import Steps, magnitudes, right
-from helion_sinkhorn.lab.pre.quantized.evidence import RESULTS, nearest, scale_of, unit_of
+from ci.gate.wrong import Results, Run, Wrong, by_eager, everywhere
+from helion_sinkhorn.lab.pre.quantized.evidence import RESULTS, nearest, run, scale_of, unit_of
 from helion_sinkhorn.lab.pre.quantized.workloads import QuantizeWorkload
+
+
+def magnitudes(parts: torch.Tensor) -> torch.Tensor:
+    return parts.abs().amax(-1)
+
+
+def quotient(parts: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Rounded to float32 once."""
+    return (parts / scale).float()
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A field is a choice of implementations or a place for a fault."""
+
+    largest: Change = magnitudes
+    """The largest entries of groups, which have their entries last."""
+    scale: Callable[[QuantizeWorkload, torch.Tensor], torch.Tensor] = scale_of
+    taken: Change = same
+    """Applied to the scales where values are divided by them."""
+    ratio: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = quotient
+    value: Change = nearest
+    """A float32 to the e4m3 that stands for it."""
+
+    def __call__(self, w: QuantizeWorkload, u: torch.Tensor) -> Results:
+        parts = u.double().unflatten(-1, (-1, w.group))
+        scale = self.scale(w, self.largest(parts))
+        values = self.value(self.ratio(parts, self.taken(scale).unsqueeze(-1))).flatten(-2)
+        return {"values": values.float(), "scales": scale.float()}
+
+
+right = by_eager(run, RESULTS)
 
 
 def cast(q: torch.Tensor) -> torch.Tensor:
@@ -103,11 +135,6 @@ def differ(w: QuantizeWorkload) -> bool:
     return not has_ties(w)
 
 
-def several(w: QuantizeWorkload) -> bool:
-    """Several tokens."""
-    return w.tokens > 1 and differ(w)
-
-
 def groups(w: QuantizeWorkload) -> bool:
     """Several groups a token."""
     return w.c > w.group and differ(w)
@@ -128,10 +155,6 @@ def of_ocp(w: QuantizeWorkload, largest: torch.Tensor) -> torch.Tensor:
     return torch.exp2(torch.frexp(largest.clamp(min=w.floor)).exponent.double() - 9)
 
 
-def floor_of_the_scale(w: QuantizeWorkload, largest: torch.Tensor) -> torch.Tensor:
-    return scale_of(w, largest.clamp(min=448 * w.floor))
-
-
 def backwards(w: QuantizeWorkload, u: torch.Tensor) -> dict[str, torch.Tensor]:
     """Four bytes of an int32 from its highest on."""
     found = Steps()(w, u)
@@ -147,67 +170,37 @@ def by_rows(w: QuantizeWorkload, u: torch.Tensor) -> dict[str, torch.Tensor]:
     return found | {"scales": stored.flatten(1).unflatten(1, stored.shape[:0:-1]).mT.contiguous()}
 
 
-def without_padding(w: QuantizeWorkload, u: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Groups stored at multiples of the tokens, and read at multiples of four."""
-    found = Steps()(w, u)
-    lines = found["scales"].mT
-    padded = -(-w.tokens // 4) * 4
-    places = torch.arange(lines.size(1)).unsqueeze(1) * padded + torch.arange(w.tokens)
-    read = lines.flatten(1)[:, places % (lines.size(1) * w.tokens)]
-    return found | {"scales": read.mT.contiguous()}
-
-
 WRONG = [
     Wrong("a product with the rounded inverse", Steps(ratio=by_inverse), ("values",), MODEL),
-    Wrong("the quotient in bfloat16", Steps(ratio=lambda parts, s: (parts / s).bfloat16().float()),
-          ("values",), quotients),
-    Wrong("the quotient in float16", Steps(ratio=lambda parts, s: (parts / s).half().float()), ("values",),
-          FP32),
-    Wrong("the quotient of 12 bits", Steps(ratio=lambda parts, s: keep_bits((parts / s).float(), 11)),
-          ("values",), MODEL),
-    Wrong("scales of 1 / 448 in bfloat16", scaled(lambda s: s.bfloat16().double()), ("scales",), quotients),
-    Wrong("scales of TF32", scaled(lambda s: keep_bits(s.float(), 10).double()), ("scales",), quotients),
     Wrong("a scale one unit too large", scaled(lambda s: (s * (1 + 2.0**-23)).float().double()), ("scales",),
           quotients),
-    Wrong("the largest e4m3 of AMD's older format, 240", scaled(lambda s: s * 448 / 240), RESULTS, quotients),
-    Wrong("512 in place of 448", scaled(lambda s: s * 448 / 512), RESULTS, quotients),
-    Wrong("the power of two below", scaled(lambda s: s / 2), RESULTS, powers),
+    Wrong("the quotient in bfloat16", Steps(ratio=lambda parts, s: (parts / s).bfloat16().float()),
+          ("values",), quotients),
     Wrong("the power of two above", scaled(lambda s: s * 2), RESULTS, powers),
     Wrong("the power of two of OCP's MX", Steps(scale=of_ocp), RESULTS, lambda w: powers(w) and differ(w)),
     Wrong("448 times a power of two takes the next", Steps(
         scale=lambda w, t: scale_of(w, t * (1 + 2.0**-30))),
           RESULTS, EDGES),
-    Wrong("the number above 448 times a power of two does not", Steps(
-        scale=lambda w, t: scale_of(w, t * (1 - 2.0**-7))), RESULTS, EDGES),
-    Wrong("values divided by another scale than is stored", Steps(taken=lambda s: s.bfloat16().double()),
-          ("values",), quotients),
     Wrong("values truncated", Steps(value=lambda q: nearest(torch.trunc(
         q.double() / unit_of(q)) * unit_of(q))), ("values",), everywhere),
     Wrong("ties away from zero", to_odd_ties(lambda k: (k + 0.5).floor()), ("values",), has_ties),
-    Wrong("ties to zero", to_odd_ties(lambda k: (k - 0.5).ceil()), ("values",), has_ties),
     Wrong("ties to odd", to_odd_ties(lambda k: torch.where(k % 1 == 0.5, 2 * (k / 2).floor() + 1, k.round())),
           ("values",), has_ties),
     Wrong("subnormals lost", Steps(value=lambda q: nearest(torch.where(q.abs() < 2.0**-6, 0.0, q))),
           ("values",), has_ties),
     Wrong("subnormals in units of 2^-10", Steps(value=lambda q: torch.where(
         q.abs() < 2.0**-6, nearest(2 * q) / 2, nearest(q))), ("values",), SMALL),
-    Wrong("values of e5m2", Steps(value=lambda q: q.to(torch.float8_e5m2).double()), ("values",), everywhere),
     Wrong("values of magnitudes", Steps(value=lambda q: nearest(q).abs()), ("values",), everywhere),
     Wrong("the largest entry without its sign", Steps(largest=lambda t: t.amax(-1)), RESULTS, differ),
     Wrong("the last column of a group not looked at", Steps(largest=lambda t: magnitudes(t[..., :-1])),
           ("scales",), SHORT),
-    Wrong("the first columns of a group not looked at", Steps(largest=lambda t: magnitudes(t[..., 8:])),
-          ("scales",), MODEL),
     Wrong("one scale a token", Steps(largest=lambda t: magnitudes(t).amax(-1, True).expand(t.shape[:-1])),
           RESULTS, groups),
     Wrong("the scale of the group before", Steps(taken=lambda s: s.roll(1, -1)), ("values",), groups),
-    Wrong("the scale of the token before", Steps(stored=lambda s: s.roll(1, -2)), ("scales",), several),
     Wrong("no floor", wrong.called(Steps(), floor=2.0**-120), RESULTS, SMALL),
     Wrong("a floor of 1e-10 whatever is asked", wrong.called(Steps(), floor=1e-10), RESULTS, SMALL_MX),
-    Wrong("a floor of the scale", Steps(scale=floor_of_the_scale), RESULTS, SMALL),
     Wrong("bytes of an int32 the other way round", backwards, ("scales",), MX),
     Wrong("scales by rows where columns are asked", by_rows, ("scales",), COLUMNS),
-    Wrong("groups at multiples of the tokens", without_padding, ("scales",), COLUMNS),
     Wrong("the last column never computed", wrong.one(Steps(), "values", cleared(..., -1)), ("values",),
           everywhere),
     *wrong.damages(Steps(), RESULTS),

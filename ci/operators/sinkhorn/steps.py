@@ -24,28 +24,30 @@ def named(w: SinkhornWorkload, *results: torch.Tensor) -> Results:
     return {name: t.detach().to(w.dtype) for name, t in zip(RESULTS, results, strict=True)}
 
 
-def in_place(x: torch.Tensor, workload: SinkhornWorkload, arithmetic: Arithmetic, **change) -> torch.Tensor:
+def in_place(
+    x: torch.Tensor,
+    workload: SinkhornWorkload,
+    arithmetic: Arithmetic,
+    eps: float | None = None,
+    missing: int = 0,
+) -> torch.Tensor:
     """The matrix itself divided by its sums: no scaling vectors.
 
-    change: what is wrong.  start_eps, eps: of the softmax and of the denominators, whatever the form;
-    iterate: applied to the matrix after each step; steps: half-steps left out at the end.
+    Args:
+        eps: of the denominators, whatever the form.
+        missing: half-steps left out at the end.
     """
     if workload.first == "cols":
-        return in_place(x.mT, replace(workload, first="rows"), arithmetic, **change).mT
+        return in_place(x.mT, replace(workload, first="rows"), arithmetic, eps, missing).mT
     deepseek = workload.form == "deepseek"
     own = workload.eps if deepseek else 0.0
-    eps, start_eps = change.get("eps", own), change.get("start_eps", own)
-    iterate = change.get("iterate", lambda p: p)
-
-    def step(p, axis):
-        return iterate(arithmetic.divide(p, arithmetic.sum(p, axis) + eps))
-
+    eps = own if eps is None else eps
     p = arithmetic((x - x.detach().amax(-1, keepdim=True)).exp(), arithmetic.EXP)
     if deepseek:
-        p = arithmetic.divide(p, arithmetic.sum(p, -1)) + start_eps
+        p = arithmetic.divide(p, arithmetic.sum(p, -1)) + own
     axes = [-1, -2] * workload.n_iters
-    for axis in axes[1 if deepseek else 0 : len(axes) - change.get("steps", 0)]:
-        p = step(p, axis)
+    for axis in axes[1 if deepseek else 0 : len(axes) - missing]:
+        p = arithmetic.divide(p, arithmetic.sum(p, axis) + eps)
     return p
 
 

@@ -45,14 +45,10 @@ class Steps:
     """Applied to the parts of the forward."""
     parts_back: Parts = whole
     """Applied to the parts of the backward."""
-    log_r: Change = same
-    log_c: Change = same
     most: Change = lambda x: x.amax(-2)
     """What the columns' first sums are relative to."""
     stored: Change = same
     """Applied to g, of each iteration, or to v."""
-    before: int = 1
-    """The P' that a backward takes back has g, or v, of so many iterations before."""
     first_looks: int = 2
     """How often the sums of the last columns' step are taken back; with eps what it leaves is added up, or
     made of them."""
@@ -60,13 +56,10 @@ class Steps:
     """Whether the first rows' step takes the sums of the gradient itself; with eps it has no others."""
     rescaled: bool = True
     """Whether u and v of a rectangle stay in range; with eps alone."""
-    eps_back: float = 1.0
-    """The factor of what eps leaves of sums in the backward."""
     kept: Callable[[int], bool] = lambda t: True
     """Whether the gradient has the terms of an iteration, counted from the last one."""
     of_rows: Callable[[list[torch.Tensor]], torch.Tensor] = sum
-    of_columns: Callable[[list[torch.Tensor]], torch.Tensor] = sum
-    """The gradients of the logarithms of marginals, from the sums of all iterations, the last one first."""
+    """The gradient of the logarithms of a marginal, from the sums of all iterations, the last one first."""
     dtype: torch.dtype = torch.float32
 
     def __call__(self, w: LargeWorkload, x: torch.Tensor, *given: torch.Tensor) -> Results:
@@ -96,7 +89,6 @@ class Steps:
         self, n_iters: int, x: torch.Tensor, log_r: torch.Tensor, log_c: torch.Tensor, dy: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """P, dX and the gradients of the logarithms of both marginals."""
-        log_r, log_c = self.log_r(log_r), self.log_c(log_c)
         r, c = log_r.exp(), log_c.exp()
         z = x - self.top(x).unsqueeze(-1)
         fs, gs = [], [torch.zeros_like(log_c)]
@@ -120,7 +112,7 @@ class Steps:
         of_columns, of_rows = [s], []
         dx = p * (dy - s.unsqueeze(-2))
         for t in range(n_iters - 1, 0, -1):
-            p_t, earlier = matrix(t, t + 1), matrix(t, max(0, t + 1 - self.before))
+            p_t, earlier = matrix(t, t + 1), matrix(t, t)
             if t < n_iters - 1:
                 q = -self.rows(p_t * of_columns[-1].unsqueeze(-2)) / r
             else:
@@ -136,7 +128,7 @@ class Steps:
         q = self.rows(own) / r
         of_rows.append(q)
         dx = dx - matrix(0, 0) * q.unsqueeze(-1)
-        return p, dx, self.of_rows(of_rows) * r, self.of_columns(of_columns) * c
+        return p, dx, self.of_rows(of_rows) * r, sum(of_columns) * c
 
     def with_eps(
         self, n_iters: int, eps: float, x: torch.Tensor, dy: torch.Tensor
@@ -159,21 +151,21 @@ class Steps:
         da = dy * us[-1].unsqueeze(-1) * vs[-1].unsqueeze(-2)
         r = self.rows(p * (dy - s.unsqueeze(-2)))
         for t in range(n_iters - 1, 0, -1):
-            u, v, earlier = us[t], vs[t], vs[max(0, t - self.before)]
+            u, v, earlier = us[t], vs[t], vs[t - 1]
             k = n_iters - 1 - t
             if k:
                 r = r - u * self.rows(a * (v * s).unsqueeze(-2))
             if not k or self.kept(k):
                 da = da - u.unsqueeze(-1) * (v * s).unsqueeze(-2)
             if k or self.first_looks < 2:
-                left = self.eps_back * eps / rho * s * v / vs[t - 1]
+                left = eps / rho * s * v / earlier
             else:
                 left = self.over_columns(p * (dy - s.unsqueeze(-2)), self.parts_back, n_iters)
             q = rho * u * r
             if self.kept(k):
                 da = da - q.unsqueeze(-1) * earlier.unsqueeze(-2)
             s = left - earlier * self.over_columns(a * q.unsqueeze(-1), self.parts_back, t)
-            r = self.eps_back * eps * q / us[t - 1]
+            r = eps * q / us[t - 1]
         if n_iters == 1 or self.kept(n_iters - 1):
             da = da - (vs[0] * s).unsqueeze(-2)
         return p, z * (da - self.rows(z * da).unsqueeze(-1)) if self.last_look else z * da
