@@ -101,10 +101,6 @@ def with_comb(function) -> Run:
     return Steps(comb=by_autograd(lambda call, t, machine: function(call, t)))
 
 
-def unused(w: HcWorkload) -> bool:
-    return bool(w.unused)
-
-
 def reduced(w: HcWorkload) -> bool:
     return w.splits > 0
 
@@ -158,7 +154,8 @@ WRONG = [
           reduced),
     Wrong("the norm's gradient left out", normed_by(lambda r, k: (r, 0 * k)), ("dmixes",), reduced),
     Wrong("no gradient where a result is unused", exchanged(lambda w, found: {
-        name: torch.zeros_like(found[name]) for name in GRADIENTS}), GRADIENTS, unused),
+        name: torch.zeros_like(found[name]) for name in GRADIENTS}), GRADIENTS,
+          lambda w: bool(w.unused)),
     Wrong("no maximum subtracted", with_comb(maximum_left_out), OF_COMB, "hc_peaked"),
     Wrong("no maximum subtracted, logits of a model", with_comb(maximum_left_out), ("comb",), THREE,
           hidden="any shift gives the same softmax until an exponential overflows"),

@@ -197,18 +197,6 @@ def has(*names: str) -> Where:
     return lambda w: not {*names}.isdisjoint(w.gates.split())
 
 
-def with_states(w: AttentionWorkload) -> bool:
-    return w.states
-
-
-def unused(w: AttentionWorkload) -> bool:
-    return bool(w.unused)
-
-
-def packed(w: AttentionWorkload) -> bool:
-    return bool(w.lengths)
-
-
 def in_chunks(w: AttentionWorkload) -> bool:
     return w.chunks_serve
 
@@ -242,11 +230,11 @@ WRONG = [
           lambda w: w.scale is not None),
     Wrong("direction ignored", call(reverse=lambda w: not w.reverse), (), everywhere),
     Wrong("sequences run into one another", exactly(one_sequence, for_all_sequences),
-          ("o", "dq", "end", "dinitial_state"), packed),
+          ("o", "dq", "end", "dinitial_state"), lambda w: bool(w.lengths)),
     Wrong("first state left out", given(initial_state=torch.zeros_like), both("o", "end", "dgk"),
-          with_states),
+          lambda w: w.states),
     Wrong("gradient of the last state left out", given(dend=torch.zeros_like),
-          both("dk", "dv", "dinitial_state"), with_states),
+          both("dk", "dv", "dinitial_state"), lambda w: w.states),
     Wrong("gates without the last state", then(without_last_state), both("dgk", "dg"),
           lambda w: w.states and has("g", "gk")(w)),
     Wrong("gates of one step", then(lambda w, case, found: of_gates(terms(case, found))),
@@ -266,9 +254,10 @@ WRONG = [
           both("o", "dk", "dgk"), lambda w: is_float32(w) and bool(w.gates)),
     Wrong("no gradient where a result is unused", then(lambda w, case, found: {
         name: torch.zeros_like(x) for name, x in found.items() if name not in ("o", "end")}),
-          both("dk", "dv"), unused),
+          both("dk", "dv"), lambda w: bool(w.unused)),
     Wrong("ones for the gradient of an unused result", exactly(lambda w, case: dataclasses.replace(
-        case, **{w.unused: torch.ones_like(getattr(case, w.unused))})), both("dq", "dk"), unused),
+        case, **{w.unused: torch.ones_like(getattr(case, w.unused))})), both("dq", "dk"),
+          lambda w: bool(w.unused)),
     Wrong("no decay above 1", by(emulated(Machine(exponential=lambda x: x.clamp(max=1.0)))),
           both("o", "dk"), lambda w: w.strength < 0),
     Wrong("results truncated", then(lambda w, case, found: {

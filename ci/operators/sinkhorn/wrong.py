@@ -74,13 +74,9 @@ GOOD: dict[str, Run] = {
 ONE, FIVE, TWO = "mhc_one_iteration", "mhc_five_iterations", "two_matrices"
 
 
-def is_deepseek(w: SinkhornWorkload) -> bool:
-    return w.form == "deepseek"
-
-
 def shows_eps(w: SinkhornWorkload) -> bool:
     """A relative change of 1e-6 is a thousandth of the last place of a narrow result."""
-    return is_deepseek(w) and is_float32(w)
+    return w.form == "deepseek" and is_float32(w)
 
 
 def loses_by_recurrence(w: SinkhornWorkload) -> bool:
@@ -92,7 +88,7 @@ def loses_by_recurrence(w: SinkhornWorkload) -> bool:
 
 def loses_by_lean(w: SinkhornWorkload) -> bool:
     """Two steps or more with a large eps."""
-    return is_deepseek(w) and w.n_iters > 2 and w.eps >= 1e-2
+    return w.form == "deepseek" and w.n_iters > 2 and w.eps >= 1e-2
 
 
 def shows_an_iteration(w: SinkhornWorkload) -> bool:

@@ -46,10 +46,6 @@ def has_marginals(w: LargeWorkload) -> bool:
     return not w.eps
 
 
-def has_eps(w: LargeWorkload) -> bool:
-    return w.eps > 0
-
-
 def shows_eps(w: LargeWorkload) -> bool:
     """A relative change of 1e-6 is a thousandth of the last place of a narrow result."""
     return w.eps > 0 and is_float32(w)
@@ -57,7 +53,7 @@ def shows_eps(w: LargeWorkload) -> bool:
 
 def grows(w: LargeWorkload) -> bool:
     """u and v would leave the range of float32."""
-    return has_eps(w) and (max(w.n, w.m) / min(w.n, w.m)) ** (w.n_iters - 1) > 2.0**128
+    return w.eps > 0 and (max(w.n, w.m) / min(w.n, w.m)) ** (w.n_iters - 1) > 2.0**128
 
 
 def shows_rounding(w: LargeWorkload) -> bool:
