@@ -79,6 +79,11 @@ class Steps:
     mean: Callable[[MixesWorkload, torch.Tensor], torch.Tensor] = mean_square
     norm: Callable[[MixesWorkload, torch.Tensor], torch.Tensor] = reciprocal_norm
     factor: Callable[..., torch.Tensor] = norm_factor
+    along: Callable[..., torch.Tensor] = lambda dmixes, mixes, z: (dmixes * mixes).sum(-1, keepdim=True)
+    r_of_dx: Change = same
+    r_of_dfn: Change = same
+    term: Callable[[MixesWorkload, torch.Tensor], torch.Tensor] = lambda w, t: t
+    """The terms of dx before they are added."""
     last: Callable[[MixesWorkload, torch.Tensor], torch.Tensor] = lambda w, t: t
     """dx before it is rounded."""
 
@@ -87,11 +92,12 @@ class Steps:
         x, dmixes, fn = (t.flatten(2).to(dtype) for t in (x, dmixes, fn))
         q = self.mean(w, x)
         r = self.norm(w, q)
-        mixes = r * self.z(self.x(x), self.fn(fn).mT)
-        of_norm = self.factor(w, q, r, x.size(-1)) * (dmixes * mixes).sum(-1, keepdim=True) * x
-        g = self.g(r * dmixes)
-        dx = self.product(g, self.fn_back(fn)) + of_norm
-        dfn = self.tokens(g.mT, self.x(x))
+        z = self.z(self.x(x), self.fn(fn).mT)
+        mixes = r * z
+        of_norm = self.factor(w, q, r, x.size(-1)) * self.along(dmixes, mixes, z) * x
+        of_product = self.product(self.g(self.r_of_dx(r) * dmixes), self.fn_back(fn))
+        dx = self.term(w, of_product) + self.term(w, of_norm)
+        dfn = self.tokens(self.g(self.r_of_dfn(r) * dmixes).mT, self.x(x))
         return {"mixes": mixes.float(), "dx": self.last(w, dx).to(w.dtype), "dfn": dfn.float()}
 
 

@@ -33,6 +33,8 @@ class Steps:
     """Whether the sublayer's output is added before the streams, or after them."""
     product: Change = same
     """Applied to a product before it is added."""
+    mixed: Change = same
+    """Applied to the sum over streams before the sublayer's output is added."""
     last: Callable[[HcPostWorkload, torch.Tensor], torch.Tensor] = lambda w, t: t
     """Applied to what is rounded to the dtypes of x and f."""
     dtype: torch.dtype = torch.float32
@@ -66,6 +68,9 @@ class Steps:
         # (output stream, input stream, column)
         terms = x.unsqueeze(-3).expand(*x.shape[:-1], *x.shape[-2:])
         weights = comb.mT.unsqueeze(-1)
+        if self.mixed is not same:
+            own = self.product(post.unsqueeze(-1) * given.unsqueeze(-2))
+            return self.mixed(self.dot(terms, weights)) + self.mixed(own)
         own = given[..., None, None, :].expand(*x.shape[:-1], 1, -1)
         order = 1 if self.output_first else -1
         every = torch.cat((own, terms)[::order], -2)

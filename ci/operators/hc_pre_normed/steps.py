@@ -38,6 +38,8 @@ class Steps:
     tokens: Change = at_once
     """The sum of dweight."""
     collapsed: Callable[[HcPreWorkload, torch.Tensor], torch.Tensor] = stored
+    of_dweight: Callable[[HcPreWorkload, torch.Tensor], torch.Tensor] | None = None
+    """`collapsed` for dweight, if it is different there."""
     factor: Callable[[torch.Tensor, int, float], torch.Tensor] = root
     mean: Change = same
     """Applied to the mean of h v."""
@@ -50,16 +52,18 @@ class Steps:
     def __call__(self, w: HcPreWorkload, x, pre, du, weight) -> Results:
         x, pre, du, weight = (t.to(self.dtype) for t in (x, pre, du, weight.unsqueeze(1)))
         weights, c = pre.unsqueeze(-1), x.size(-1)
-        y = self.collapsed(w, self.machine.dot(x, weights, -2).squeeze(-2))
+        made = self.machine.dot(x, weights, -2).squeeze(-2)
+        y = self.collapsed(w, made)
         r = self.factor(self.columns(y * y), c, w.norm_eps).unsqueeze(-1)
         v, h = y * r, weight * du
         along = self.mean(self.columns(h * v).unsqueeze(-1) / c)
         dy = self.state((h - v * along) * r).unsqueeze(-2)
+        unit = v if self.of_dweight is None else self.of_dweight(w, made) * r
         found = {
             "u": self.last(w, v * weight),
             "dx": self.last(w, weights * dy),
             "dpre": self.columns(dy * x),
-            "dweight": self.tokens((du * v).mT).unsqueeze(1),
+            "dweight": self.tokens((du * unit).mT).unsqueeze(1),
         }
         return {name: t.to(dtype_of(w, name)) for name, t in found.items()}
 

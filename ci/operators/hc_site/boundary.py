@@ -149,6 +149,8 @@ def without_last(t: torch.Tensor) -> torch.Tensor:
 
 WRONG = [
     planted("old streams mixed by the transpose", "streams", "y", "dx", comb=lambda t: t.mT),
+    planted("old streams not mixed", "streams", "y", "comb",
+            comb=lambda t: torch.eye(t.size(-1), dtype=t.dtype).expand_as(t) + 0 * t),
     planted("old streams mixed by a neighbour's comb", "streams", "dx", comb=lambda t: t.roll(1, 0)),
     planted("post of a neighbour", "streams", "df", post=lambda t: t.roll(1, 0)),
     planted("collapse of unrounded streams", "y", narrow=True, collapsed=unrounded),
@@ -169,10 +171,16 @@ WRONG = [
             every=True),
     planted("the bias's gradient of 16 bits", BIAS, last={BIAS: lambda t: t.bfloat16().to(t.dtype)},
             every=True),
+    planted("gradient of pre_next zero", "dweights", last={"dweights": torch.zeros_like}),
     planted("gradient of pre_next without the last token", "dweights", last={"dweights": without_last}),
     *(
         planted(f"{name} without the gradient of {what}", name, back={factor: 0.0}, parts=(name,))
         for name in OF_UPDATE
         for factor, what in (("dresidual", "the streams"), ("dy", "y"), ("coefficients", "the mixes"))
+    ),
+    *(
+        planted(f"{name} of the streams' gradient alone", name, back={"dy": 0.0, "coefficients": 0.0},
+                parts=(name,))
+        for name in ("df", "dpost")
     ),
 ]  # fmt: skip

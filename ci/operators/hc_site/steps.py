@@ -50,6 +50,10 @@ class Steps:
     """Applied to that gradient on its way to the mixes."""
     weights: Callable[[Results], torch.Tensor] = lambda made: made["pre"]
     """What collapses the streams, of what hc_split_sinkhorn made."""
+    weights_back: Callable[[Results], torch.Tensor] = lambda made: made["pre"]
+    """What dy is multiplied by."""
+    of_product: Callable[[HcSiteWorkload, torch.Tensor], torch.Tensor] | None = None
+    """The mixes that the coefficients are made of, where they are others than the norm's."""
     total: Callable[[Terms], torch.Tensor] = projection_last
     """The sum of dresidual, the collapse's and the projection's."""
     term: Callable[[HcSiteWorkload, torch.Tensor], torch.Tensor] = lambda w, t: t
@@ -62,10 +66,11 @@ class Steps:
         x, dresidual, dy, dpost, dcomb, fn, scale, base = (t.to(self.dtype) for t in inputs[: len(NAMES)])
         wide = of_one_dtype(w)
         mixes = self.mixes(wide, x, dpost.new_zeros(*dpost.shape[:2], w.m), fn)["mixes"]
+        given = mixes if self.of_product is None else self.of_product(w, mixes)
         dpre = self.dpre(self.columns(x * dy.unsqueeze(-2)))
-        made = self.split(w.of_split, mixes, dpre, dpost, dcomb, scale, base)
+        made = self.split(w.of_split, given, dpre, dpost, dcomb, scale, base)
         back = self.mixes(wide, x, made["dmixes"], fn)
-        weighted = made["pre"].to(self.dtype).unsqueeze(-1) * dy.unsqueeze(-2)
+        weighted = self.weights_back(made).to(self.dtype).unsqueeze(-1) * dy.unsqueeze(-2)
         terms = dresidual, weighted, back["dx"].view(x.shape).to(self.dtype)
         y = self.machine.dot(x, self.weights(made).to(self.dtype).unsqueeze(-1), -2).squeeze(-2)
         found = {

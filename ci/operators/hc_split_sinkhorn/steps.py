@@ -71,6 +71,11 @@ def in_place(**change):
     return by_autograd(lambda call, t, machine: sinkhorn.in_place(t, call, machine, **change))
 
 
+def other_gradient(gradient: Callable[..., torch.Tensor]):
+    """The right comb with a gradient from (workload, logits, gradient of comb)."""
+    return lambda w, t, grad, machine: (scaling(w, t, grad, machine)[0], gradient(w, t, grad).to(t.dtype))
+
+
 # The norm of a projection: (workload, mean square, arithmetic) -> (r, k), the factors of `budget.normed`
 
 
@@ -94,9 +99,13 @@ class Steps:
     slope: Callable[[torch.Tensor], torch.Tensor] | None = None
     """The derivative of the sigmoid as a function of a; None for sigmoid(a) sigmoid(-a)."""
     total: Change = at_once
+    total_scale: Change | None = None
+    """How dscale is added up, where it is done otherwise."""
     columns_first: bool = True
     """Whether the columns of a token are added for dscale before the tokens are."""
     dtype: torch.dtype = torch.float32
+    factors: Callable[[HcWorkload, torch.Tensor], torch.Tensor] = lambda w, s: s
+    """Applied to the columns' scales (K, 1, columns)."""
     grads: Callable[..., tuple[torch.Tensor, ...]] = lambda dpre, dpost, dcomb: (dpre, dpost, dcomb)
     norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = rms
 
@@ -109,7 +118,7 @@ class Steps:
             r, k = (t.unsqueeze(-1) for t in self.norm(w, squares / w.size, self.machine))
             mixes = r * partials
         sizes = torch.tensor((w.n, w.n, w.n * w.n))
-        s = scale.repeat_interleave(sizes, -1)[:, None]
+        s = self.factors(w, scale.repeat_interleave(sizes, -1)[:, None])
         if self.machine.fused:
             a = (mixes.double() * s.double() + base[:, None].double()).to(self.dtype)
         else:
@@ -126,9 +135,10 @@ class Steps:
             slopes = gates * self.sigmoid(-a[..., : 2 * n], self.machine)
         dgates = torch.cat([dpre, post_mult * dpost], -1) * slopes
         da = torch.cat([dgates, dlogits.flatten(-2)], -1)
+        total = self.total_scale or self.total
         each = [
-            self.total(t.sum(-1, keepdim=True)) if self.columns_first else self.total(t).sum(-1, keepdim=True)
-            for t in parts(w, da * mixes)
+            total(part.sum(-1, keepdim=True)) if self.columns_first else total(part).sum(-1, keepdim=True)
+            for part in parts(w, da * mixes)
         ]
         dmixes = da * s
         if w.splits:

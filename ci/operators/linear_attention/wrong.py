@@ -9,11 +9,11 @@ from collections.abc import Callable
 import torch
 
 from ci.gate import wrong
-from ci.gate.arithmetic import Arithmetic, bfloat16, keep_bits, truncated
+from ci.gate.arithmetic import Arithmetic, bfloat16, keep_bits, rounded_down, truncated
 from ci.gate.columns import Change, same
 from ci.gate.damage import edited
 from ci.gate.products import cut, floored, in_order
-from ci.gate.wrong import Results, Run, Wrong, by_eager, everywhere, is_float32, narrow
+from ci.gate.wrong import Run, Wrong, by_eager, everywhere, is_float32, narrow
 from ci.operators.linear_attention.steps import (
     EXACT,
     InFloat64,
@@ -31,7 +31,9 @@ from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.ops.linear_attention import eager
 
 Where = Callable[[AttentionWorkload], bool]
-EVERY, SCALED, FORGETTING = (f"attention_{name}" for name in ("every_gate", "scaled", "forgetting"))
+EVERY, REVERSE, PACKED, SCALED, FORGETTING = (
+    f"attention_{name}" for name in ("every_gate", "reverse", "packed_reverse", "scaled", "forgetting")
+)
 GATES = ("g", "g_gamma", "gk", "gv")
 LOG2E = 1.4426950408889634
 TILE = 64
@@ -118,16 +120,34 @@ def then(change: Callable[[AttentionWorkload, Case, Named], Named]) -> Run:
     return exactly(then=change)
 
 
-def of_first_sequence(w: AttentionWorkload, *tensors: torch.Tensor) -> Results:
-    """dg_gamma of the first sequence of a batch, for copies of an element, whose gradients differ."""
+def one(of: str, change: Change) -> Run:
+    return then(lambda w, case, found: {of: change(found[of])} if of in found else {})
 
-    def compute(case: Case) -> Named:
-        inputs = {name: x if name == "g_gamma" else x[:1] for name, x in case.inputs.items()}
-        dend = None if case.dend is None else case.dend[:1]
-        few = dataclasses.replace(case, inputs=inputs, do=case.do[:1], dend=dend)
-        return {"dg_gamma": few.run_module(eager)["dg_gamma"]}
 
-    return computed(w, compute, ("dg_gamma",), tensors)
+def of_several(compute: Callable[[AttentionWorkload, Case], torch.Tensor]) -> Run:
+    """dg_gamma of copies of an element, whose gradients differ."""
+    return lambda w, *tensors: computed(
+        w, lambda case: {"dg_gamma": compute(w, case)}, ("dg_gamma",), tensors
+    )  # fmt: skip
+
+
+def of_sequences(at: slice) -> Run:
+    """dg_gamma of some sequences of a batch."""
+
+    def compute(w: AttentionWorkload, case: Case) -> torch.Tensor:
+        inputs = {name: x if name == "g_gamma" else x[at] for name, x in case.inputs.items()}
+        dend = None if case.dend is None else case.dend[at]
+        few = dataclasses.replace(case, inputs=inputs, do=case.do[at], dend=dend)
+        return few.run_module(eager)["dg_gamma"]
+
+    return of_several(compute)
+
+
+def of_first_packing(w: AttentionWorkload, case: Case) -> torch.Tensor:
+    first, count = case.inputs["cu_seqlens"][: len(w.lengths) + 1], len(w.lengths)
+    inputs = case.inputs | {"cu_seqlens": first, "initial_state": case.inputs["initial_state"][:count]}
+    few = dataclasses.replace(case, inputs=inputs, dend=case.dend[:count])
+    return few.run_module(eager)["dg_gamma"]
 
 
 def one_step_late(w: AttentionWorkload, case: Case) -> Case:
@@ -135,6 +155,11 @@ def one_step_late(w: AttentionWorkload, case: Case) -> Case:
     ahead = -1 if w.reverse else 1
     moved = {n: x.roll(ahead, 1) for n, x in case.inputs.items() if n in ("g", "gk", "gv")}
     return dataclasses.replace(case, inputs=case.inputs | moved)
+
+
+def last_update_dropped(w: AttentionWorkload, case: Case) -> Case:
+    k = edited(lambda k: k[:, 0 if w.reverse else -1].zero_())(case.inputs["k"])
+    return dataclasses.replace(case, inputs=case.inputs | {"k": k})
 
 
 def one_sequence(w: AttentionWorkload, case: Case) -> Case:
@@ -165,6 +190,12 @@ def of_gates(x: torch.Tensor) -> Named:
     return {"dgk": x, "dg": x.sum(-1), "dg_gamma": x.sum((0, 1, 3))}
 
 
+def of_rounded_dq(w: AttentionWorkload, case: Case, found: Named) -> Named:
+    rounded = found["dq"].bfloat16().double()
+    error = of_gates(accumulated(w, case.inputs["q"] * (rounded - found["dq"])))
+    return {name: found[name] + error[name] for name in error if name in found}
+
+
 def of_last_state(w: AttentionWorkload, case: Case, found: Named) -> torch.Tensor:
     """What the last state and its gradient add to the gradient of gk at every step."""
     meeting = (found["end"] * case.dend).sum(-1)
@@ -187,14 +218,45 @@ def by_a_running_sum(w: AttentionWorkload, method: str, case: Case) -> Named:
     return found | {name: x for name, x in of_gates(own).items() if name in found}
 
 
+def rounding(change: Callable[[AttentionWorkload, torch.Tensor], torch.Tensor]) -> Run:
+    """Results of the workload's dtype rounded otherwise."""
+    return then(lambda w, case, found: {
+        name: change(w, x.float()) for name, x in found.items() if name not in STATES
+    })  # fmt: skip
+
+
+def in_last_head(change: Change, axis: int = 2) -> Change:
+    return edited(lambda x: x.select(axis, -1).copy_(change(x.select(axis, -1))))
+
+
 def of_first_channels(x: torch.Tensor) -> torch.Tensor:
     """The first tile of the channels; the others 0."""
     return x * (torch.arange(x.size(-1)) < TILE)
 
 
+def a_little(x: torch.Tensor) -> torch.Tensor:
+    return edited(lambda t: t.view(-1)[t.abs().argmax()].mul_(1 + 2.0**-12))(x)
+
+
+def to_float8(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.float8_e4m3fn).float()
+
+
 def has(*names: str) -> Where:
     """Whether a workload has one of these gates."""
     return lambda w: not {*names}.isdisjoint(w.gates.split())
+
+
+def with_states(w: AttentionWorkload) -> bool:
+    return w.states
+
+
+def unused(w: AttentionWorkload) -> bool:
+    return bool(w.unused)
+
+
+def packed(w: AttentionWorkload) -> bool:
+    return bool(w.lengths)
 
 
 def in_chunks(w: AttentionWorkload) -> bool:
@@ -212,7 +274,13 @@ def both(*names: str) -> tuple[str, ...]:
 
 OF_CHUNKS = {
     "no state between them": (Machine(changed={"states": torch.zeros_like}), "o dq", several_chunks),
+    "state in float8": (Machine(changed={"states": to_float8}), "o dk", several_chunks),
     "scores without their diagonal": (Machine(changed={"scores": lambda a: a.tril(-1)}), "o dv", in_chunks),
+    "scores of later steps": (
+        Machine(changed={"scores": lambda a: a + a.tril(-1).mT}), "o dv", in_chunks
+    ),
+    "scores in float8": (Machine(changed={"scores": to_float8}), "o dv", in_chunks),
+    "operands truncated": (Machine(operands=lambda x: keep_bits(x, 7)), "o dk end", in_chunks),
     "operands of TF32": (
         Machine(operands=lambda x: keep_bits(x, 10)), "o dk end", lambda w: is_float32(w) and in_chunks(w)
     ),
@@ -222,19 +290,46 @@ WRONG = [
     *(Wrong(f"{name} left out", given(**{name: torch.zeros_like}),
             (*both("o", "end", "dk", "dinitial_state"), f"d{name}"), has(name)) for name in GATES),
     Wrong("gates after the update", exactly(one_step_late), both("o", "dv", "dgk"), has("g", "gk", "gv")),
+    # an odd step takes the gate of the one before
+    Wrong("gates in pairs of steps", given(gk=edited(
+        lambda x: x[:, 1::2].copy_(x[:, 0 : 2 * (x.size(1) // 2) : 2]))), ("o", "dgk"), EVERY),
+    Wrong("gates in bfloat16", given(gk=bfloat16), ("o", "dk"), EVERY),
+    Wrong("gates to the base 2", given(gk=lambda x: x / LOG2E), ("o", "dk"), EVERY),
     Wrong("gates clamped at -5", given(gk=lambda x: x.clamp_min(-5.0)), ("o", "dk"), FORGETTING),
     Wrong("gates clamped at -110", given(gk=lambda x: x.clamp_min(-110.0)), ("o", "dk"), FORGETTING,
           hidden="exp(-110) is 0 in float32"),
+    Wrong("gate of one head ignored", given(g=in_last_head(torch.zeros_like)), ("o", "dg"), EVERY),
+    Wrong("gv on the rows where sizes allow", given(gv=edited(
+        lambda x: x[..., :8].copy_(x[..., :8].flip(-1)))), ("o", "dgv"), EVERY),
+    Wrong("last update dropped", exactly(last_update_dropped), both("o", "end", "dv"), everywhere),
     Wrong("scale left out", call(scale=1.0), both("o", "dq", "dk", "dv", "dinitial_state"), everywhere),
     Wrong("scale of a caller ignored", call(scale=lambda w: w.dk**-0.5), both("o", "dk"),
           lambda w: w.scale is not None),
+    Wrong("scale left out of dq", then(lambda w, c, found: {"dq": found["dq"] / w.scale}), ("dq",), SCALED),
     Wrong("direction ignored", call(reverse=lambda w: not w.reverse), (), everywhere),
     Wrong("sequences run into one another", exactly(one_sequence, for_all_sequences),
-          ("o", "dq", "end", "dinitial_state"), lambda w: bool(w.lengths)),
+          ("o", "dq", "end", "dinitial_state"), packed),
+    Wrong("boundary of sequences one token late", given(cu_seqlens=edited(lambda x: x[2:-1].add_(1))),
+          ("o", "dk"), PACKED),
+    Wrong("an empty sequence takes the state behind it", one(
+        "end", lambda t: torch.cat([t[1:2], t[1:]])), ("end",), PACKED),
     Wrong("first state left out", given(initial_state=torch.zeros_like), both("o", "end", "dgk"),
-          lambda w: w.states),
+          with_states),
+    Wrong("first state transposed in its square part", given(initial_state=edited(
+        lambda x: x[..., :8, :8].copy_(x[..., :8, :8].mT.clone()))), ("o", "dq"), EVERY),
+    Wrong("first state of the sequence before", given(initial_state=lambda x: x.roll(1, 0)),
+          ("o", "end"), PACKED),
+    Wrong("first state of 14 bits", given(initial_state=lambda x: keep_bits(x, 13)), ("o", "dq"), EVERY),
     Wrong("gradient of the last state left out", given(dend=torch.zeros_like),
-          both("dk", "dv", "dinitial_state"), lambda w: w.states),
+          both("dk", "dv", "dinitial_state"), with_states),
+    Wrong("gradient of the last state of one head left out", given(dend=in_last_head(torch.zeros_like, 1)),
+          ("dk", "dinitial_state"), EVERY),
+    Wrong("gradient of the last state not decayed", given(dend=lambda x: x * 1.02),
+          ("dv", "dinitial_state"), EVERY),
+    Wrong("a neighbour's gradient of the first state", one("dinitial_state", lambda t: t.roll(1, 1)),
+          both("dinitial_state"), with_states),
+    Wrong("no gradient of the first state", one("dinitial_state", torch.zeros_like), both("dinitial_state"),
+          with_states),
     Wrong("gates without the last state", then(without_last_state), both("dgk", "dg"),
           lambda w: w.states and has("g", "gk")(w)),
     Wrong("gates of one step", then(lambda w, case, found: of_gates(terms(case, found))),
@@ -243,26 +338,48 @@ WRONG = [
           ("dg", "dg_gamma"), lambda w: w.dk > TILE and has("g", "g_gamma")(w)),
     Wrong("gates by a running sum", by(by_a_running_sum), both("dgk", "dg"),
           lambda w: is_float32(w) and w.strength > 1),
-    Wrong("dg_gamma of the first sequence", of_first_sequence, ("dg_gamma",), EVERY),
+    Wrong("gates from dq in bfloat16", then(of_rounded_dq), both("dgk", "dg"),
+          lambda w: is_float32(w) and has("gk")(w) and not w.lengths),
+    Wrong("gates without their own step", then(lambda w, case, found: {
+        "dgk": found["dgk"] - terms(case, found)}), ("dgk",), EVERY),
+    Wrong("a part of dgv in dg", then(lambda w, case, found: {
+        "dg": found["dg"] + 2.0**-10 * found["dgv"].sum(-1)}), ("dg",), EVERY),
+    Wrong("dg without the last channel", then(lambda w, case, found: {"dg": found["dgk"][..., :-1].sum(-1)}),
+          ("dg",), EVERY),
+    Wrong("dg_gamma of the first sequence", of_sequences(slice(1)), ("dg_gamma",), EVERY),
+    Wrong("dg_gamma of the last sequence", of_sequences(slice(-1, None)), ("dg_gamma",), SCALED),
+    Wrong("dg_gamma of the first packing", of_several(of_first_packing), ("dg_gamma",), PACKED),
+    Wrong("dg_gamma a mean over the batch", of_several(
+        lambda w, case: case.run_module(eager)["dg_gamma"] / len(case.do)), ("dg_gamma",), SCALED),
+    Wrong("dg_gamma with heads exchanged", one("dg_gamma", lambda t: t.flip(0)), ("dg_gamma",), EVERY),
+    Wrong("dg_gamma summed in bfloat16", then(lambda w, case, found: {
+        "dg_gamma": found["dg"].bfloat16().sum((0, 1))}), ("dg_gamma",), SCALED),
+    Wrong("first token read for the last", given(q=edited(lambda x: x[:, -1].copy_(x[:, 0]))), ("o",), EVERY),
     Wrong("tokens beyond 64 not walked", given(v=edited(lambda x: x[:, 64:].zero_())), ("o", "dq"), SCALED),
+    Wrong("heads exchanged in v", given(v=lambda x: x.flip(2)), ("o",), EVERY),
+    Wrong("last lane of k taken for padding", given(k=edited(lambda x: x[..., -1].zero_())), ("o", "dq"),
+          EVERY),
     Wrong("q in bfloat16", given(q=bfloat16), both("o", "dk"), is_float32),
+    Wrong("keys in half precision", given(k=lambda x: x.half().float()), ("o", "dq"), EVERY),
+    Wrong("upstream gradient in bfloat16", given(do=bfloat16), ("dq", "dk", "dv"), EVERY),
+    Wrong("upstream gradient one token late", given(do=lambda x: x.roll(1, 1)), ("dq", "dk", "dv"), EVERY),
     Wrong("state in bfloat16", by(emulated(Machine(kept_state=bfloat16))), both("o", "dk", "end"),
           everywhere),
     Wrong("state of 16 bits", by(emulated(Machine(kept_state=lambda h: keep_bits(h, 15)))),
           both("o", "dk", "end"), is_float32),
+    Wrong("bfloat16 accumulator", by(emulated(Machine(partial=bfloat16))), both("o", "dk"), everywhere),
     Wrong("exponential of 12 bits", by(emulated(Machine(exponential=lambda x: keep_bits(x, 12)))),
           both("o", "dk", "dgk"), lambda w: is_float32(w) and bool(w.gates)),
     Wrong("no gradient where a result is unused", then(lambda w, case, found: {
         name: torch.zeros_like(x) for name, x in found.items() if name not in ("o", "end")}),
-          both("dk", "dv"), lambda w: bool(w.unused)),
+          both("dk", "dv"), unused),
     Wrong("ones for the gradient of an unused result", exactly(lambda w, case: dataclasses.replace(
-        case, **{w.unused: torch.ones_like(getattr(case, w.unused))})), both("dq", "dk"),
-          lambda w: bool(w.unused)),
+        case, **{w.unused: torch.ones_like(getattr(case, w.unused))})), both("dq", "dk"), unused),
     Wrong("no decay above 1", by(emulated(Machine(exponential=lambda x: x.clamp(max=1.0)))),
           both("o", "dk"), lambda w: w.strength < 0),
-    Wrong("results truncated", then(lambda w, case, found: {
-        name: truncated(w, x.float()) for name, x in found.items() if name not in STATES}),
-          both("o", "dk", "dgk"), narrow),
+    Wrong("results truncated", rounding(truncated), both("o", "dk", "dgk"), narrow),
+    Wrong("rounded down at the store", rounding(rounded_down), ("o",), "attention_retention"),
+    Wrong("one element scaled by 1 + 2^-12", wrong.damaged(EXACT, a_little), both("o", "dg"), is_float32),
     *(Wrong(f"chunks: {name}", chunks(machine), tuple(CHUNKED + r for r in of.split()), where)
       for name, (machine, of, where) in OF_CHUNKS.items()),
     *wrong.damages(EXACT, both("o", "dk", "end")),
