@@ -168,7 +168,11 @@ def keep(name: str, code: str) -> None:
         return
     try:
         _clean(at)
-        replace(at / name, _heading(code) + code, 0o600)
+        path = at / name
+        # `kept` follows no link, and `replace` would write through it
+        if path.is_symlink():
+            path.unlink()
+        replace(path, _heading(code) + code, 0o600)
     except OSError as error:
         log.info("generated code is not kept in %s (%s)", at, error)
 
