@@ -11,9 +11,8 @@ import torch
 from ci.gate.arithmetic import PLAIN, Arithmetic
 from ci.gate.columns import Change, at_once, same
 from ci.gate.wrong import Results, by_eager
-from helion_sinkhorn.lab.pre.evidence import run
+from helion_sinkhorn.lab.pre.evidence import dtype_of, run
 from helion_sinkhorn.lab.pre.normed.budget import RESULTS, by_autograd
-from helion_sinkhorn.lab.pre.normed.evidence import dtype_of
 from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
 
 

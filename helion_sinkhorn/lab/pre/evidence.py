@@ -1,4 +1,7 @@
-"""EVIDENCE of hc_pre: the collapsed stream or its norm, and gradients, within what one rounding allows."""
+"""EVIDENCE of hc_pre: the collapsed stream or its norm, and gradients, within what one rounding allows.
+
+An element of the batch is a group of tokens: each has a gradient of the norm's weight of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,25 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.lab.evidence import Choices, Evidence, Results, Tensors, paths
-from helion_sinkhorn.lab.pre.budget import RESULTS, error_budget, exact
-from helion_sinkhorn.lab.pre.normed import evidence as normed
-from helion_sinkhorn.lab.pre.normed.budget import RESULTS as NORMED_RESULTS
-from helion_sinkhorn.lab.pre.normed.evidence import dtype_of
+from helion_sinkhorn.lab.evidence import Choices, Evidence, Results, Tensors, by_elements, paths
+from helion_sinkhorn.lab.pre import budget
+from helion_sinkhorn.lab.pre.normed import budget as normed_budget
 from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
 from helion_sinkhorn.lab.row import TRIED
 from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.ops.mhc.pre import eager, launch
 from helion_sinkhorn.ops.mhc.pre.api import hc_pre
+from helion_sinkhorn.ops.mhc.pre.normed import eager as normed_eager
 from helion_sinkhorn.ops.mhc.pre.normed import launch as normed_launch
 from helion_sinkhorn.ops.mhc.pre.space import PreCall
+
+VALUES = "y", "u"
+COMPUTES = {
+    launch.FORWARD: ("y",),
+    launch.BACKWARD: ("dx", "dpre"),
+    normed_launch.FORWARD: ("u",),
+    normed_launch.BACKWARD: ("dx", "dpre", "dweight"),
+}
 
 
 def kernel_calls(workload: HcPreWorkload) -> Iterator[tuple[str, Any]]:
@@ -32,36 +42,57 @@ def of_call(kernel: str, call: PreCall, tokens: int) -> HcPreWorkload:
 
 
 def results(workload: HcPreWorkload) -> tuple[str, ...]:
-    return NORMED_RESULTS if workload.y_norm else RESULTS
+    return normed_budget.RESULTS if workload.y_norm else budget.RESULTS
 
 
 def inputs(workload: HcPreWorkload, steps: int, **drawn: Any) -> Tensors:
-    """x, pre and the upstream gradient, and a norm's weight."""
-    return normed.inputs(workload, **drawn) if workload.y_norm else workload.make_inputs(**drawn)
+    """x, pre and the upstream gradient, and a norm's weight once for each element."""
+    x, pre, dy, *weight = workload.make_inputs(**drawn)
+    return x, pre, dy, *(t.expand(len(x), -1) for t in weight)
+
+
+def dtype_of(workload: HcPreWorkload, name: str) -> torch.dtype:
+    if name == "dweight":
+        return torch.float32
+    return workload.coefficients if name == "dpre" else workload.dtype
 
 
 def truths(workload: HcPreWorkload, *given: torch.Tensor) -> dict[str, Truth]:
     """The equations in float64."""
-    if workload.y_norm:
-        return normed.truths(workload, *given)
-    # products and sums round to nearest: no side is preferred, and no two entries share a rounding
-    budgets = error_budget(*given)
+    of, eps = (normed_budget, (workload.norm_eps,)) if workload.y_norm else (budget, ())
+    budgets = of.error_budget(*given, *eps)
+    # products and sums round to nearest: no side is preferred, and no two entries share a rounding, but the
+    # entries of a token share its norm
     return {
-        name: Truth.of(t, budgets[name], dtype_of(workload, name), gradient=name != "y")
-        for name, t in exact(*given).items()
-    }
+        name: Truth.of(
+            t, budgets[name], dtype_of(workload, name), gradient=name not in VALUES,
+            together=(-2, -1) if workload.y_norm and name == "dx" else (-1,),
+        )
+        for name, t in of.exact(*given, *eps).items()
+    }  # fmt: skip
 
 
-def run(workload: HcPreWorkload, choices: Choices | None, of: Collection[str], *given) -> Results:
-    """By a call for all elements."""
+def run(
+    workload: HcPreWorkload, choices: Choices | None, of: Collection[str], *given: torch.Tensor
+) -> Results:
+    """By a call for all elements, which share a norm's weight; its gradient by a call for each."""
+    value, *gradients = results(workload)
+    modules, norm, of_norm = (eager, launch), (), ()
     if workload.y_norm:
-        return normed.run(workload, choices, of, *given)
-    x, pre, dy = given
-    forward, backward = paths(choices, eager, launch)
-    found = {"y": forward(x, pre)} if "y" in of else {}
-    if {"dx", "dpre"} & {*of}:
-        found |= dict(zip(("dx", "dpre"), backward(dy, x, pre), strict=True))
-    return {name: found[name] for name in of}
+        modules, norm = (normed_eager, normed_launch), (given[3][0], workload.norm_eps)
+        of_norm = *norm, given[0].dtype
+    forward, backward = paths(choices, *modules)
+
+    def compute(at: slice) -> Results:
+        x, pre, dy = (t[at] for t in given[:3])
+        found = {value: forward(x, pre, *norm)} if value in of else {}
+        if {*of} - {value}:
+            found |= dict(zip(gradients, backward(dy, x, pre, *of_norm), strict=True))
+        if "dweight" in found:
+            found["dweight"] = found["dweight"].view(1, 1, -1)
+        return found
+
+    return by_elements(compute, len(given[0]), of, ("dweight",))
 
 
 def call_public(workload: HcPreWorkload, empty: Callable[..., torch.Tensor]) -> None:
@@ -75,7 +106,7 @@ EVIDENCE = Evidence(
     "hc_pre",
     HcPreWorkload,
     launch.KERNELS | normed_launch.KERNELS,
-    {launch.FORWARD: ("y",), launch.BACKWARD: ("dx", "dpre"), **normed.COMPUTES},
+    COMPUTES,
     kernel_calls,
     of_call,
     results,
@@ -83,6 +114,6 @@ EVIDENCE = Evidence(
     truths,
     run,
     call_public,
-    same_bits=frozenset({*RESULTS, *NORMED_RESULTS} - {"dweight"}),
+    same_bits=frozenset({*budget.RESULTS, *normed_budget.RESULTS} - {"dweight"}),
     fixed=("tokens", "coefficients", "norm_eps"),
 )
