@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import torch
 
-from helion_sinkhorn.lab.linear_attention.chunked.model import in_chunks
 from helion_sinkhorn.lab.linear_attention.model import (
     CHUNK,
     CHUNKS,
@@ -24,8 +23,9 @@ from helion_sinkhorn.lab.linear_attention.model import (
     Errors,
     Named,
     evaluated,
+    in_chunks,
+    step_by_step,
 )
-from helion_sinkhorn.lab.linear_attention.recurrent.model import step_by_step
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.lab.rounding import SAMPLES, SIGMAS, half_ulp, worst
 from helion_sinkhorn.ops.linear_attention import reference

@@ -1,4 +1,4 @@
-"""The equations of linear attention with a call wherever a kernel rounds."""
+"""The equations of linear attention, step by step and in chunks, with a call wherever a kernel rounds."""
 
 from __future__ import annotations
 
@@ -70,9 +70,6 @@ class Errors(Rounding):
     def sum(self, terms: torch.Tensor, axis: int, count: int | None = None) -> torch.Tensor:
         return self.running(terms, count or terms.size(axis)).sum(axis)
 
-    def running(self, terms: torch.Tensor, count: int) -> torch.Tensor:
-        return self(terms, 1.0 + count / math.sqrt(3.0))
-
     def product(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """a b of matrices; the errors of its sums go with the entries of a."""
         return self.running(a, a.size(-1)) @ b
@@ -127,6 +124,132 @@ def spans(
         )
         tensors = (parts.get(name) for name in ("q", "k", "v", "do", "rows", "gv"))
         yield Span(*(x if x is None else x[:, :, at] for x in tensors), start, last, scale, reverse)
+
+
+def outer(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return k.unsqueeze(-1) * v.unsqueeze(-2)
+
+
+def step_by_step(x: Span, rounding: Errors) -> Named:
+    """o, end and the gradients of q, k, v, rows, columns, start, one step after another."""
+    # expanded, for errors of their own in every sample
+    rows, columns = (
+        None if w is None else rounding.exp(w.expand(*x.q.shape[:-2], *w.shape[-2:])).to(x.q.dtype)
+        for w in (x.rows, x.columns)
+    )
+
+    def decayed(h: torch.Tensor, t: int) -> torch.Tensor:
+        if rows is not None:
+            h = rounding(h * rows[..., t, :].unsqueeze(-1))
+        return h if columns is None else rounding(h * columns[..., t, :].unsqueeze(-2))
+
+    steps = range(x.q.size(-2))
+    q, k, v, do = (tensor.unbind(-2) for tensor in (x.q, x.k, x.v, x.do))
+    h, o, dq, befores = x.start, [], [], []
+    for t in steps:
+        befores.append(decayed(h, t))
+        h = rounding.state(befores[t] + rounding(outer(k[t], v[t])))
+        o.append(rounding(x.scale * rounding.sum(q[t].unsqueeze(-1) * h, -2)))
+        dq.append(rounding(x.scale * rounding.sum(do[t].unsqueeze(-2) * h, -1)))
+    dh = x.dend
+    dk, dv, dgk, dgv = ([None] * len(steps) for _ in range(4))
+    for t in reversed(steps):
+        dh = rounding.state(dh + rounding(outer(q[t], x.scale * do[t]), 2.0))
+        dk[t], dv[t] = (
+            rounding.sum(dh * y, a) for y, a in ((v[t].unsqueeze(-2), -1), (k[t].unsqueeze(-1), -2))
+        )
+        meeting = rounding.gathered(dh * befores[t])
+        dgk[t], dgv[t] = rounding.sum(meeting, -1), rounding.sum(meeting, -2)
+        dh = decayed(dh, t)
+    vectors = {
+        "o": (o, x.v),
+        "dq": (dq, x.q),
+        "dk": (dk, x.k),
+        "dv": (dv, x.v),
+        "dgk": (dgk, x.k),
+        "dgv": (dgv, x.v),
+    }
+    found = {name: torch.stack(parts, -2) if parts else like for name, (parts, like) in vectors.items()}
+    return {**found, "end": h, "dinitial_state": dh}
+
+
+def in_chunks(x: Span, rounding: Errors) -> Named:
+    """The results of `step_by_step` without columns, by the chunks of docs/dev/linear_attention.md."""
+    steps, chunk, least = x.q.size(-2), rounding.chunk, rounding.least
+    half, missing = chunk // 2, -steps % chunk
+    ends = (missing, 0) if x.backwards else (0, missing)
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(tensor, (0, 0, *ends)).unflatten(-2, (-1, chunk))
+
+    def joined(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.flatten(-3, -2)[..., ends[0] : ends[0] + steps, :]
+
+    def exp(w: torch.Tensor) -> torch.Tensor:
+        # expanded, so that every sample gets its own errors
+        return rounding.exp(w.expand(*q.shape[:-2], *w.shape[-2:]), chunk).to(q.dtype)
+
+    q, k, v, do = (cut(tensor) for tensor in (x.q * x.scale, x.k, x.v, x.do))
+    w = x.q.new_zeros(steps, 1) if x.rows is None else x.rows.clamp(min=FORGOTTEN)
+    upto = cut(w.double()).cumsum(-2)
+    whole = upto[..., -1:, :]
+    # of a query and of a key, relative to the middle of the chunk
+    far = upto - upto[..., half - 1 : half, :]
+    query, key = (y.clamp(math.log(least), -math.log(least)) for y in (far, -far))
+    xs, ys = q * exp(query), k * exp(key)
+    before, after, decay = exp(upto - query), exp(whole - upto - key), exp(whole).squeeze(-2).unsqueeze(-1)
+    qs, ks = (
+        rounding.operand(rounding(xs * before), "queries"),
+        rounding.operand(rounding(ys * after), "keys"),
+    )
+    near, xs, ys = ys, rounding.operand(xs, "pairs"), rounding.operand(ys, "pairs")
+    # of a pair, what its two factors leave out
+    rest = upto.unsqueeze(-2) - upto.unsqueeze(-3) - query.unsqueeze(-2) - key.unsqueeze(-3)
+    lower = torch.ones(chunk, chunk, device=q.device, dtype=torch.bool).tril()
+    rest = rest.masked_fill(~lower.unsqueeze(-1), 0).exp().to(x.q.dtype)
+    a = torch.stack(
+        [rounding.sum(xs[..., i : i + 1, :] * ys * rest[..., i, :, :], -1) for i in range(chunk)], -2
+    )
+    a = rounding.operand(a.where(lower, 0.0), "scores")
+
+    def walked(s, xs, ys, a, v, order):
+        """(outputs, the state before every chunk as an operand, the last state)."""
+        out, states = {}, {}
+        for c in order:
+            states[c] = rounding.operand(s, "states")
+            out[c] = rounding(
+                rounding.product(xs[..., c, :, :], states[c])
+                + rounding.product(a[..., c, :, :], v[..., c, :, :])
+            )
+            taken = rounding.product(ys[..., c, :, :].mT, v[..., c, :, :])
+            s = rounding.state(rounding(s * decay[..., c, :, :]) + taken)
+        return *(torch.stack([y[c] for c in sorted(y)], -3) for y in (out, states)), s
+
+    order = range(q.size(-3))
+    o, h, end = walked(x.start, qs, ks, a, v, order)
+    dv, dh, dstart = walked(x.dend, ks, qs, a.mT, do, order[::-1])
+    da = rounding.operand(rounding.product(do, v.mT).where(lower, 0.0), "pairs")
+    dq, dk = rounding(rounding.product(do, h.mT) * before), rounding(rounding.product(v, dh.mT) * after)
+
+    def summed(terms: torch.Tensor) -> torch.Tensor:
+        """Sums up to each row."""
+        return rounding.running(rounding.gathered(terms), chunk).cumsum(-2)
+
+    # the gradient of a gate from pairs of steps of which one or both are outside of the chunk
+    dw = decay.squeeze(-1) * rounding.sum(h * dh, -1)
+    dw = dw.unsqueeze(-2) + summed((q * exp(query) * dq).flip(-2)).flip(-2)
+    later = summed(near * dk)
+    dw[..., 1:, :] += later[..., :-1, :]
+    for i in range(chunk):
+        pair = rounding.running(da[..., i, :].unsqueeze(-1) * rest[..., i, :, :], chunk)
+        within = pair * ys
+        dq[..., i, :] += within.sum(-2)
+        dk += pair * xs[..., i : i + 1, :]
+        # from pairs within the chunk: of step i and all steps before the gate
+        dw[..., 1 : i + 1, :] += summed(within * xs[..., i : i + 1, :])[..., :i, :]
+    dq, dk, dw = rounding(dq * exp(query)), rounding(dk * exp(key)), rounding(dw)
+    found = {"o": o, "dv": dv, "dq": x.scale * dq, "dk": dk, "dgk": dw}
+    return {name: joined(y) for name, y in found.items()} | {"end": end, "dinitial_state": dstart}
 
 
 def evaluated(
