@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -67,6 +68,24 @@ class Rounding:
     def dot(self, a: torch.Tensor, w: torch.Tensor, axis: int) -> torch.Tensor:
         """The sum of a w; an implementation may fuse its products."""
         return self.sum(a * w, axis)
+
+
+def variances(
+    exact: dict[str, torch.Tensor],
+    run: Callable[[Rounding], Mapping[str, torch.Tensor]],
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    unit: float = UNIT,
+) -> dict[str, torch.Tensor]:
+    """The mean square of what SAMPLES runs with random errors differ by from the exact results."""
+    squares = {name: torch.zeros_like(t) for name, t in exact.items()}
+    for k in range(SAMPLES):
+        error = Rounding.on(device, seed + k, unit)
+        error.next_iteration()
+        found = run(error)
+        for name, t in exact.items():
+            squares[name] += (found[name] - t).square()
+    return {name: t / SAMPLES for name, t in squares.items()}
 
 
 def tf32(t: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ its interval.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ import torch
 
 from helion_sinkhorn.lab import rounding
 
+Named = Mapping[str, torch.Tensor]
 JUDGED_STEPS = 1 << 21
 """Entries times iterations of a workload that get a truth and a budget: seconds on one core."""
 FEWEST_JUDGED = 4
@@ -198,6 +200,15 @@ class Truth:
             parity=parity,
             parity_worst=parity_worst,
         )
+
+
+def one_sided(runs: Iterable[Named], exact: Named, spreads: Named) -> dict[str, float]:
+    """The largest bias of each result, in spreads, in runs of functions that err to one side."""
+    most = dict.fromkeys(exact, 0.0)
+    for found in runs:
+        for name, t in exact.items():
+            most[name] = max(most[name], abs(bias(found[name], t, spreads[name])))
+    return most
 
 
 def spread(exact: torch.Tensor, budget: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

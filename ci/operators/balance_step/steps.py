@@ -11,7 +11,8 @@ import torch
 from ci.gate.columns import Change, same
 from ci.gate.wrong import Results, by_eager
 from ci.operators.balance.steps import Steps
-from helion_sinkhorn.lab.balance.step import results, run, size_of
+from helion_sinkhorn.lab.balance.budget import results, size_of
+from helion_sinkhorn.lab.balance.evidence import run
 from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 
 Averaged = Callable[[BalanceWorkload, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]

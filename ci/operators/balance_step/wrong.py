@@ -12,7 +12,7 @@ from ci.gate.wrong import Results, Run, Wrong, everywhere, is_float32, narrow
 from ci.operators.balance.steps import Steps
 from ci.operators.balance.wrong import masks, several, without_masks
 from ci.operators.balance_step.steps import EXACT, Step, averaged, right
-from helion_sinkhorn.lab.balance.step import size_of
+from helion_sinkhorn.lab.balance.budget import size_of
 from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.ops.balance.options import BalanceOptions
 from helion_sinkhorn.ops.balance.passes import Average

@@ -1,7 +1,8 @@
-"""The largest error of a balanced update: roundings of products, sums of squares, roots and quotients.
+"""The largest errors of a balanced update and of a step: of products, sums of squares, roots and quotients.
 
 The steps run in float64 with a random error of the size of each rounding, several times; the budget is five
-deviations of the results, and half a unit in the last place of a narrow result.
+deviations of the results, and half a unit in the last place of a narrow result.  A step also rounds to the
+dtype of the weight what is balanced, the average or Nesterov's.
 """
 
 from __future__ import annotations
@@ -10,16 +11,28 @@ from collections.abc import Callable
 
 import torch
 
-from helion_sinkhorn.lab.rounding import SAMPLES, SIGMAS, UNIT, Rounding, half_ulp, tree
+from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
+from helion_sinkhorn.lab.rounding import SIGMAS, UNIT, Rounding, half_ulp, tree, variances
 from helion_sinkhorn.ops.balance import reference
 from helion_sinkhorn.ops.balance.options import BalanceOptions
+from helion_sinkhorn.ops.balance.passes import Average
 
 RESULTS = ("u",)
 Named = dict[str, torch.Tensor]
+EXACT = Rounding(0, unit=0.0)
 PIECE_ENTRIES = 1 << 24
 """Entries of an update whose squares are computed at a time."""
 QUOTIENT = 4.0
 """Units of roundoff of a scale: of the sum with eps, the root, the quotient and the product before it."""
+TERM, SUM = 2.0, 1.0
+"""Units of a product with the momentum, which is rounded itself, and of a sum."""
+
+
+def results(workload: BalanceWorkload) -> tuple[str, ...]:
+    """The names of what a call or a step writes; without momentum there is no average."""
+    if workload.average is None:
+        return RESULTS
+    return ("average", "weight") if workload.average.momentum > 0 else ("weight",)
 
 
 def exact(update: torch.Tensor, settings: BalanceOptions) -> torch.Tensor:
@@ -50,6 +63,43 @@ def rounded(update: torch.Tensor, settings: BalanceOptions, error: Rounding) -> 
     return error(scales[-1] * x * scales[-2] * factor, 3.0)
 
 
+def size_of(workload: BalanceWorkload) -> float:
+    """A step about half as large as the weights, so that errors of both show."""
+    return 0.5 * workload.n**0.5
+
+
+def averaged(
+    gradient: torch.Tensor, average: torch.Tensor, of: Average, error: Rounding
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the new average, the update to balance) before they are stored, with a rounding in each operation."""
+    terms = error((1.0 - of.momentum) * gradient, TERM)
+    mean = error(error(of.momentum * average, TERM) + terms, SUM)
+    return mean, error(error(of.momentum * mean, TERM) + terms, SUM) if of.nesterov else mean
+
+
+def stored(t: torch.Tensor, dtype: torch.dtype, error: Rounding) -> torch.Tensor:
+    """t with an error of half a unit in the last place of a dtype."""
+    half = half_ulp(t, dtype)
+    return error(t) + error.unit / UNIT * (error(half, 1.0 / UNIT) - half)
+
+
+def evaluated(workload: BalanceWorkload, error: Rounding, *inputs: torch.Tensor) -> Named:
+    """The results in float64 before they are stored, with a rounding error in each operation's result."""
+    u, *of_step = (t.double() for t in inputs)
+    found, settings = {}, workload.settings
+    if of_step:
+        *average, weight = of_step
+        if average:
+            found["average"], u = averaged(u, *average, workload.average, error)
+            u = stored(u, workload.dtype, error)
+        settings = settings._replace(scale="none")
+    balanced = rounded(u, settings, error) if error.unit else exact(u, settings)
+    if not of_step:
+        return {"u": balanced}
+    size = torch.tensor(size_of(workload)).double()
+    return found | {"weight": error(weight - error(size * balanced, SUM), SUM)}
+
+
 def error_budget(update: torch.Tensor, settings: BalanceOptions, dtype: torch.dtype) -> torch.Tensor:
     """The largest error that an implementation may have for this update, entry by entry, in this dtype."""
     truth, x = {"u": exact(update, settings)}, update.double()
@@ -58,12 +108,7 @@ def error_budget(update: torch.Tensor, settings: BalanceOptions, dtype: torch.dt
 
 def limits(exact: Named, run: Callable[[Rounding], Named], device: torch.device, dtype: torch.dtype) -> Named:
     """The largest error of each result in this dtype, from what runs with random errors differ by."""
-    squares = {name: torch.zeros_like(t) for name, t in exact.items()}
-    for seed in range(SAMPLES):
-        error = Rounding.on(device, seed)
-        error.next_iteration()
-        for name, t in run(error).items():
-            squares[name] += (t - exact[name]).square()
     # a few samples may all be near the truth, but one rounding always occurs
-    sigma = {n: torch.maximum((squares[n] / SAMPLES).sqrt(), UNIT * t.abs()) for n, t in exact.items()}
+    found = variances(exact, run, device)
+    sigma = {name: torch.maximum(found[name].sqrt(), UNIT * t.abs()) for name, t in exact.items()}
     return {name: SIGMAS * sigma[name] + half_ulp(t, dtype) for name, t in exact.items()}

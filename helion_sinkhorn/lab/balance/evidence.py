@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.lab.balance import step
-from helion_sinkhorn.lab.balance.budget import RESULTS, error_budget, exact
+from helion_sinkhorn.lab.balance.budget import EXACT, RESULTS, evaluated, limits, results, size_of
 from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.lab.draws import noise
 from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors
@@ -17,7 +16,7 @@ from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.ops.balance import eager, launch
 from helion_sinkhorn.ops.balance.api import sinkhorn_balance
 from helion_sinkhorn.ops.balance.launch import Launches
-from helion_sinkhorn.ops.balance.passes import Average, balance
+from helion_sinkhorn.ops.balance.passes import Average, balance, step
 from helion_sinkhorn.ops.balance.space import BalanceCall
 from helion_sinkhorn.runtime.kernel import Choice
 
@@ -43,31 +42,36 @@ def of_call(kernel: str, call: BalanceCall, rows: int) -> BalanceWorkload:
     return BalanceWorkload(*TRIED, call.columns, rows, dtype, average=average)
 
 
-def results(workload: BalanceWorkload) -> tuple[str, ...]:
-    return RESULTS if workload.average is None else step.results(workload)
-
-
 def inputs(workload: BalanceWorkload, steps: int, **drawn: Any) -> Tensors:
     return workload.make_inputs(**drawn)
 
 
-def truths(workload: BalanceWorkload, update: torch.Tensor, *of_step: torch.Tensor) -> dict[str, Truth]:
+def truths(workload: BalanceWorkload, *inputs: torch.Tensor) -> dict[str, Truth]:
     """The definition in float64."""
-    if of_step:
-        return step.truths(workload, update, *of_step)
-    dtype, settings = workload.dtype, workload.settings
-    budget = error_budget(update, settings, dtype)
+    exact, dtype = evaluated(workload, EXACT, *inputs), workload.dtype
+    budgets = limits(exact, lambda error: evaluated(workload, error, *inputs), inputs[0].device, dtype)
     # a row's entries share its scale, and a column's its own
-    return {"u": Truth.of(exact(update, settings), budget, dtype, gradient=False, together=(-2, -1))}
+    return {
+        name: Truth.of(t, budgets[name], dtype, gradient=False, together=(-2, -1))
+        for name, t in exact.items()
+    }
 
 
-def run(workload: BalanceWorkload, choices: Choices | None, of: Collection[str], update, *of_step) -> Results:
-    """The results by the passes of kernels or of PyTorch."""
-    if of_step:
-        return step.run(workload, choices, of, update, *of_step)
-    out, x = torch.empty_like(update), update.contiguous()
-    balance(x, out, workload.settings, [], eager if choices is None else Launches(choices))
-    return {name: out for name in of}
+def run(
+    workload: BalanceWorkload, choices: Choices | None, of: Collection[str], *inputs: torch.Tensor
+) -> Results:
+    """The results by the passes of kernels or of PyTorch, those of a step in place on copies."""
+    passes, settings = eager if choices is None else Launches(choices), workload.settings
+    if workload.average is None:
+        (update,) = inputs
+        out = torch.empty_like(update)
+        balance(update.contiguous(), out, settings, [], passes)
+        return {name: out for name in of}
+    gradient, *moved = (t.clone(memory_format=torch.contiguous_format) for t in inputs)
+    size = torch.full((1,), size_of(workload), device=gradient.device)
+    step([moved[-1]], [gradient], moved[:-1], workload.average, size, settings, [], passes)
+    found = dict(zip(results(workload), moved, strict=True))
+    return {name: found[name] for name in of}
 
 
 def call_public(workload: BalanceWorkload, empty: Callable[..., torch.Tensor]) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.lab import rounding
 from helion_sinkhorn.lab.draws import noise
 from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors
 from helion_sinkhorn.lab.machine.binary import Binary, Job, exchanges
+from helion_sinkhorn.lab.rounding import SAMPLES
 from helion_sinkhorn.lab.sinkhorn.budget import error_budget, exact, scaling_form
 from helion_sinkhorn.lab.sinkhorn.implicit import evidence as implicit
 from helion_sinkhorn.lab.sinkhorn.parity import peer_of_gradient
@@ -19,10 +19,10 @@ from helion_sinkhorn.lab.truth import (
     SYSTEMATIC_MATRICES,
     ToTheBaseTwo,
     Truth,
-    bias,
     judged,
     largest,
     noticeable,
+    one_sided,
     spread,
 )
 from helion_sinkhorn.ops.sinkhorn import eager, launch
@@ -80,7 +80,13 @@ def truths(workload: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) -> dic
     values = exact(x, dy, **workload.options)
     budgets = error_budget(x, dy, **workload.options, out_dtype=workload.dtype)
     spreads = [spread(*pair, workload.dtype) for pair in zip(values, budgets, strict=True)]
-    biases = systematic(workload, x, dy, values, spreads)
+    few = slice(SYSTEMATIC_MATRICES)
+    given = x[few].double(), dy[few].double(), *workload.arguments
+    runs = (
+        dict(zip(RESULTS, scaling_form(*given, ToTheBaseTwo(seed)), strict=True)) for seed in range(SAMPLES)
+    )
+    of_few = (dict(zip(RESULTS, (t[few] for t in of), strict=True)) for of in (values, spreads))
+    biases = one_sided(runs, *of_few)
     scales = noticeable(values[0]), largest(values[1])
     # the budget of values of P has room for an error of two units in the last place of a division
     peer = {"dX": peer_of_gradient(x, dy, values[1], scales[1], *workload.arguments)}
@@ -90,23 +96,11 @@ def truths(workload: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) -> dic
     together = (-2 if workload.first == "rows" else -1,)
     return {
         name: Truth(
-            values[k], budgets[k], spreads[k], scales[k], biases[k], distinct[k], together, workload.dtype,
+            values[k], budgets[k], spreads[k], scales[k], biases[name], distinct[k], together, workload.dtype,
             peer.get(name),
         )
         for k, name in enumerate(RESULTS)
     }  # fmt: skip
-
-
-def systematic(workload: SinkhornWorkload, x, dy, values, spreads) -> list[float]:
-    """The largest bias, in spreads, of P and of dX under ToTheBaseTwo."""
-    few = slice(SYSTEMATIC_MATRICES)
-    x64, dy64 = x[few].double(), dy[few].double()
-    most = [0.0, 0.0]
-    for seed in range(rounding.SAMPLES):
-        results = scaling_form(x64, dy64, *workload.arguments, ToTheBaseTwo(seed))
-        for k, result in enumerate(results):
-            most[k] = max(most[k], abs(bias(result, values[k][few], spreads[k][few])))
-    return most
 
 
 def run(workload: SinkhornWorkload, choices: Choices | None, of: Collection[str], x, dy) -> Results:

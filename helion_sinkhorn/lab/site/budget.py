@@ -22,10 +22,9 @@ import torch
 from helion_sinkhorn.lab.mixes import budget as of_mixes
 from helion_sinkhorn.lab.mixes.budget import Exact
 from helion_sinkhorn.lab.pre import budget as of_pre
-from helion_sinkhorn.lab.rounding import SAMPLES, UNIT, Rounding, chain
+from helion_sinkhorn.lab.rounding import SAMPLES, UNIT, Rounding, chain, variances
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.lab.split import budget as of_split
-from helion_sinkhorn.lab.truth import Systematic, bias
 
 RESULTS = ("y", "post", "comb", "dx", "dfn", "dscale", "dbase")
 NARROW = ("streams", "y", "df", "dx")
@@ -166,16 +165,15 @@ def propagated(
 ) -> dict[str, torch.Tensor]:
     """The deviation of every result, pre and dmixes, of errors before the last step."""
     mixes = site.projection["mixes"]
-    square = {name: torch.zeros_like(t) for name, t in truth.items()}
-    for k in range(SAMPLES):
+
+    def run(error: Rounding) -> Named:
         # other draws than those of the model
-        draws = torch.Generator(site.x.device).manual_seed(seed + SAMPLES + k)
+        draws = torch.Generator(site.x.device).manual_seed(error.seed + SAMPLES)
         shifted = off(mixes.value, mixes.deviation, draws), off(site.dpre, deviation_of_dpre, draws)
-        for name, t in site.run(*shifted, Rounding.on(site.x.device, seed + k)).items():
-            square[name] += (t - truth[name]).square() / SAMPLES
-    for name, t in leaning(site).items():
-        square[name] += (t - truth[name]).square()
-    return {name: t.sqrt() for name, t in square.items()}
+        return site.run(*shifted, error)
+
+    found, leant = variances(truth, run, site.x.device, seed), leaning(site)
+    return {name: (t + (leant[name] - truth[name]).square()).sqrt() for name, t in found.items()}
 
 
 def leaning(site: Site, rounding: Rounding | None = None) -> dict[str, torch.Tensor]:
@@ -208,15 +206,3 @@ def floored(site: Site, truth: Named, variances: Named) -> dict[str, torch.Tenso
     shared = of_split.shared(site.workload.of_split, truth, deviations)
     own = {name: torch.maximum(variances[name], t) for name, t in least.items()}
     return {name: own[name] if name in own else shared[name].square() for name in RESULTS}
-
-
-def systematic(
-    site: Site, limits: Mapping[str, Exact], spreads: Mapping[str, torch.Tensor]
-) -> dict[str, float]:
-    """The largest bias, in spreads, of functions and of mixes whose errors are all to one side."""
-    most = dict.fromkeys(limits, 0.0)
-    for seed in range(SAMPLES):
-        found = leaning(site, Systematic(seed))
-        for name, limit in limits.items():
-            most[name] = max(most[name], abs(bias(found[name], limit.value, spreads[name])))
-    return most

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn.functional import logsigmoid
 
-from helion_sinkhorn.lab.rounding import SAMPLES, SIGMAS, Rounding, half_ulp, tree
+from helion_sinkhorn.lab.rounding import SIGMAS, Rounding, half_ulp, tree, variances
 from helion_sinkhorn.lab.sinkhorn.budget import SMALLEST_NORMAL, scaling_form
 from helion_sinkhorn.lab.split.workloads import HcWorkload
 from helion_sinkhorn.ops.mhc.split.reference import mixes_of
@@ -136,11 +136,8 @@ def error_budget(workload: HcWorkload, *inputs: torch.Tensor, seed: int = 0) -> 
     """
     truth = exact(workload, *inputs)
     wide = [t.detach().double() for t in inputs]
-    square = {name: torch.zeros_like(t) for name, t in truth.items()}
-    for k in range(SAMPLES):
-        for name, t in model(workload, *wide, Rounding.on(wide[0].device, seed + k)).items():
-            square[name] += (t - truth[name]).square()
-    deviation = {name: (t / SAMPLES).sqrt() for name, t in square.items()}
+    found = variances(truth, lambda error: model(workload, *wide, error), wide[0].device, seed)
+    deviation = {name: t.sqrt() for name, t in found.items()}
     below, upstream = SMALLEST_NORMAL, max(x.abs().max().item() for x in wide[1:4])
     budgets = {}
     for name, d in shared(workload, truth, deviation).items():

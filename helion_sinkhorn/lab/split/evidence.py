@@ -20,7 +20,7 @@ from helion_sinkhorn.lab.sinkhorn.budget import SMALLEST_NORMAL
 from helion_sinkhorn.lab.sinkhorn.parity import LAST_PLACES
 from helion_sinkhorn.lab.split.budget import RESULTS, error_budget, exact, model
 from helion_sinkhorn.lab.split.workloads import HcWorkload
-from helion_sinkhorn.lab.truth import Peer, Systematic, Truth, bias, largest_error, spread
+from helion_sinkhorn.lab.truth import Peer, Systematic, Truth, largest_error, one_sided, spread
 from helion_sinkhorn.ops.mhc.split import eager, launch, reference
 from helion_sinkhorn.ops.mhc.split.api import hc_split_sinkhorn
 from helion_sinkhorn.ops.mhc.split.options import CoefficientGradients
@@ -62,11 +62,9 @@ def truths(workload: HcWorkload, *given: torch.Tensor) -> dict[str, Truth]:
     """The equations in float64."""
     values, budgets = exact(workload, *given), error_budget(workload, *given)
     spreads = {k: spread(values[k], budgets[k], dtype_of(workload, k)) for k in values}
-    most = dict.fromkeys(values, 0.0)
     wide = [t.double() for t in given]
-    for seed in range(SAMPLES):
-        for k, t in model(workload, *wide, Systematic(seed)).items():
-            most[k] = max(most[k], abs(bias(t, values[k], spreads[k])))
+    runs = (model(workload, *wide, Systematic(seed)) for seed in range(SAMPLES))
+    most = one_sided(runs, values, spreads)
     peer = {"dmixes": peer_of_gradient(workload, values["dmixes"], *given)}
     return {
         k: Truth.of(

@@ -11,7 +11,7 @@ import functools
 
 import torch
 
-from helion_sinkhorn.lab.rounding import SAMPLES, SIGMAS, UNIT, Rounding, half_ulp
+from helion_sinkhorn.lab.rounding import SIGMAS, UNIT, Rounding, half_ulp, variances
 
 EXACT = Rounding(0, 0.0)
 STOP = 4.0
@@ -67,10 +67,9 @@ class Stationarity:
             unit: unit roundoff of the arithmetic.
             seed: of the random errors.
         """
-        square = torch.zeros_like(self.exact)
-        for k in range(SAMPLES):
-            square += (self.perturbed(solver, Rounding(seed + k, unit)) - self.exact).square()
-        deviation = (square / SAMPLES).amax((-2, -1), keepdim=True).sqrt()
+        exact, run = {"dX": self.exact}, lambda error: {"dX": self.perturbed(solver, error)}
+        variance = variances(exact, run, seed=seed, unit=unit)["dX"]
+        deviation = variance.amax((-2, -1), keepdim=True).sqrt()
         return SIGMAS * deviation.expand_as(self.exact) + half_ulp(self.exact, dtype)
 
     def perturbed(self, solver: str, rounding: Rounding) -> torch.Tensor:
