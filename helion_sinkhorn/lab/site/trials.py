@@ -12,7 +12,7 @@ from helion_sinkhorn.lab.pre import budget as of_pre
 from helion_sinkhorn.lab.rounding import worst
 from helion_sinkhorn.lab.row import TRIED
 from helion_sinkhorn.lab.site.boundary import trials as of_ends
-from helion_sinkhorn.lab.site.boundary.backward import budget as of_boundary_gradients
+from helion_sinkhorn.lab.site.boundary.budget import OF_PASS, of_pass
 from helion_sinkhorn.lab.site.boundary.trials import JUDGED_TOKENS, norm_error
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
@@ -200,7 +200,7 @@ def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> flo
         made = post_launch.forward(Update(*(t.to(device) for t in update[:4])), "io")
         streams = streams if made.is_meta else made.cpu()
     given = dstreams, dy, dmixes, streams, weights, fn
-    limits = of_boundary_gradients.evaluated(workload.of_mixes, update, *given)
+    limits = of_pass(workload.of_mixes, update, *given)
     dstreams, dy, dmixes, streams, weights, fn = (t.to(device) for t in given)
     f, x, post, comb = (t.to(device) for t in update[:4])
     sums = mixes_launch.partials(streams.flatten(1), mixes_launch.split(fn, call.mixes), call.precision)
@@ -213,7 +213,7 @@ def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> flo
     given = boundary_backward.Given(dstreams, dy, *projected, streams, rows, f, x, None, post, comb, weights)
     *made, dweights = boundary_backward.gradients(given, pass_of, (True,) * 4 + (not second,), choices)
     dfn = boundary_backward.projection(projected.g, streams, call, choices.get(boundary_backward.PROJECTION))
-    found = dict(zip(of_boundary_gradients.RESULTS, (*made, dfn, dweights), strict=True))
+    found = dict(zip(OF_PASS, (*made, dfn, dweights), strict=True))
     return max(worst(found[name], *limit) for name, limit in limits.items() if found[name] is not None)
 
 

@@ -9,10 +9,15 @@ The gradient of the new streams,
 is as in hc_site's budget without its last rounding.  hc_post's backward is linear in it: independent errors
 are multiplied by the squares of its coefficients, errors that a token's columns share by the coefficients.
 The budget is that of one pass; the parts, which round G, are tested in float32 only.
+
+`of_pass` is that of a backward by itself, for given mixes and their upstream gradient.  Each entry of G
+enters the results with an independent error, but r and <dmixes, mixes> belong to a token, and their errors
+add up over its columns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,18 +25,20 @@ import torch
 
 from helion_sinkhorn.lab.mixes import budget as of_mixes
 from helion_sinkhorn.lab.mixes.budget import Exact
+from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
 from helion_sinkhorn.lab.post import budget as of_post
 from helion_sinkhorn.lab.pre import budget as of_pre
-from helion_sinkhorn.lab.rounding import UNIT, chain
-from helion_sinkhorn.lab.site.boundary.backward.budget import parts_of_projection
+from helion_sinkhorn.lab.rounding import SIGMAS, UNIT, chain, half_ulp
 from helion_sinkhorn.lab.site.budget import Named, Site, limits, propagated
 from helion_sinkhorn.lab.site.budget import dtype_of as dtype_of
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.lab.split import budget as of_split
 from helion_sinkhorn.ops.mhc.post.reference import hc_post
+from helion_sinkhorn.runtime.updates import Update
 
 OF_UPDATE = ("df", "dx", "dpost", "dcomb")
 RESULTS = ("streams", "y", "pre", "post", "comb", *OF_UPDATE, "dweights", "dfn", "dscale", "dbase")
+OF_PASS = (*OF_UPDATE, "dfn", "dweights")
 BIAS = "dbias"
 """The gradient of the bias, where a call has one: it is added to f, which the inputs have with it."""
 
@@ -184,12 +191,10 @@ def of_sum(deviation: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
 
 def of_norm(site: Crossed, dmixes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Errors of the streams' gradient that all columns of a token share, element by element."""
-    each = []
+    each, workload = [], site.workload.of_mixes
     for streams, g, fn in zip(site.x, dmixes, site.fn, strict=True):
-        found = of_mixes.evaluated(site.workload.of_mixes, streams.flatten(1)[None], g[None], fn[None])
-        each.append(
-            parts_of_projection(site.workload.of_mixes, found, g, streams, found["dx"], streams.shape)
-        )
+        found = of_mixes.evaluated(workload, streams.flatten(1)[None], g[None], fn[None])
+        each.append(parts_of_projection(workload, found, g, streams))
     return tuple(torch.stack(t) for t in zip(*each, strict=True))
 
 
@@ -198,3 +203,56 @@ def leaning_back(site: Crossed, leaning: torch.Tensor) -> dict[str, torch.Tensor
     absolute = (t.abs() for t in (site.f, site.old, site.old_post, site.mixing))
     found = linear(leaning, *absolute, site.workload.comb_order)
     return found | {BIAS: found["df"].sum(1, keepdim=True)}
+
+
+def of_pass(
+    workload: MixesWorkload, update: Update, dstreams, dy, dmixes, streams, weights, fn
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """The value in float64 and the largest error of each result of OF_PASS.
+
+    The inputs are tokens (T, ...), each of the dtype in which it is given, and fn (M, n C).
+    """
+    given = update[:4]
+    found = of_mixes.evaluated(workload, streams.flatten(1)[None], dmixes[None], fn[None])
+    grad, variance = upstream(dstreams, dy, streams, weights, found["dx"])
+    value = of_post.exact(*(t[None] for t in given), grad[None])
+    own = of_post.deviation(*(t[None] for t in given), grad[None])
+    (f, x, post, comb), wide = (t.double() for t in given), streams.double()
+    of_norm, of_product = parts_of_projection(workload, found, dmixes.double(), wide)
+    weighted = {
+        "df": (post.square().unsqueeze(1) @ variance).squeeze(1),
+        "dx": comb.square() @ variance,
+        "dpost": (variance @ f.square().unsqueeze(2)).squeeze(2)
+        + sum((t @ f.unsqueeze(2)).squeeze(2).square() for t in (of_norm, of_product)),
+        "dcomb": x.square() @ variance.mT + sum((x @ t.mT).square() for t in (of_norm, of_product)),
+    }
+    limits = {}
+    for (name, t), like in zip(weighted.items(), given, strict=True):
+        deviation = (own[name][0].square() + t).sqrt()
+        limits[name] = value[name][0], SIGMAS * deviation + half_ulp(value[name][0], like.dtype)
+    collapse = streams, weights, dy
+    limits["dfn"] = found["dfn"].value[0], found["dfn"].budget[0]
+    limits["dweights"] = of_pre.exact(*collapse)["dpre"], of_pre.error_budget(*collapse)["dpre"]
+    return limits
+
+
+def upstream(dstreams, dy, streams, weights, projection: Exact) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradient of the new streams (T, n, C) and the variance of its error in float32."""
+    weighted = weights.double().unsqueeze(2) * dy.double().unsqueeze(1)
+    product = projection.value.view(streams.shape)
+    terms = dstreams.double().square() + weighted.square() + product.square()
+    variance = projection.deviation.view(streams.shape).square() + (UNIT * chain(4)) ** 2 * terms
+    return dstreams.double() + weighted + product, variance
+
+
+def parts_of_projection(workload: MixesWorkload, found: Mapping[str, Exact], dmixes, streams):
+    """Errors (T, n, C) that all columns of a token share: of r and k <dmixes, mixes>, and of r alone."""
+    size = streams[0].numel()
+    mixes, of_r = found["mixes"], of_mixes.variance_of_norm(size)
+    mean = streams.flatten(1).square().mean(1)
+    k = -1 / (mean + workload.norm_eps) / size
+    along = (dmixes * mixes.value[0]).sum(1)
+    off = (dmixes * mixes.deviation[0]).square().sum(1) + 5 * of_r * along.square()
+    of_norm = (k * off.sqrt())[:, None, None] * streams
+    product = found["dx"].value.view(streams.shape) - (k * along)[:, None, None] * streams
+    return of_norm, of_r**0.5 * product
