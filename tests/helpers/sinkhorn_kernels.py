@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sinkhorn_case import Case
 
 from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.lab.operators import KERNELS
-from helion_sinkhorn.lab.sinkhorn.budget import Case
 from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime import launch as door

@@ -16,11 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from autograd_calls import value_and_gradient
+from sinkhorn_case import Case
 from sinkhorn_kernels import BACKWARDS, FORWARD, call_of, choice, ratios
 
 from helion_sinkhorn import plan, sinkhorn
 from helion_sinkhorn.configs.device import current
-from helion_sinkhorn.lab.sinkhorn.budget import Case
 from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.ops.sinkhorn.implicit.launch import implicit_backward
 from helion_sinkhorn.ops.sinkhorn.space import over_threads

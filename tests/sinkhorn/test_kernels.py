@@ -15,13 +15,13 @@ from autograd_calls import randn, value_and_gradient
 from forked import python
 from launches import launching_as
 from reference_mode import each_device, of_each_variant
+from sinkhorn_case import Case
 from sinkhorn_kernels import BACKWARD, BACKWARDS, FORWARD, HISTORY, assert_within, call_of, check, choice
 from steep import STEEP_CALLS, check_gradient
 
 from helion_sinkhorn import reference
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS
-from helion_sinkhorn.lab.sinkhorn.budget import Case
 from helion_sinkhorn.lab.sinkhorn.logits import LOGITS
 from helion_sinkhorn.ops.sinkhorn import eager, launch, line_sums, views
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit

@@ -14,11 +14,11 @@ from autograd_calls import value_and_gradient
 from hypothesis import given
 from hypothesis import strategies as st
 from interpreted import FEWER
+from sinkhorn_case import Case
 
 from helion_sinkhorn import Implicit, sinkhorn
 from helion_sinkhorn.lab.draws import make_cotangents
 from helion_sinkhorn.lab.rounding import UNIT, worst
-from helion_sinkhorn.lab.sinkhorn.budget import Case
 from helion_sinkhorn.lab.sinkhorn.implicit.budget import Stationarity
 from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 

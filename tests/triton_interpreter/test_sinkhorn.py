@@ -10,10 +10,10 @@ import functools
 import pytest
 import sinkhorn_kernels
 import torch
+from sinkhorn_case import Case
 from sinkhorn_kernels import BACKWARD, BACKWARDS, FORWARD, HISTORY, choice
 
 from ci.gate.runs import Guarded
-from helion_sinkhorn.lab.sinkhorn.budget import Case
 from helion_sinkhorn.ops.sinkhorn import launch
 
 pytestmark = pytest.mark.usefixtures("as_compiled")

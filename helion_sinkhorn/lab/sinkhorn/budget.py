@@ -1,4 +1,4 @@
-"""The inputs, the exact result and the error budget that tests, tuner and accuracy gate share.
+"""The exact result and the error budget that tests, tuner and accuracy gate share.
 
 The budget is no round number: `error_budget` runs the scaling form in float64 with every
 rounding of the kernels replaced by a random relative error of the size of its bound, and takes
@@ -7,14 +7,11 @@ five standard deviations of what comes out (docs/dev/math.md, Rounding errors).
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 
 import torch
 
-from helion_sinkhorn.lab.draws import make_cotangents
-from helion_sinkhorn.lab.rounding import SAMPLES, SIGMAS, UNIT, Rounding, half_ulp, worst
-from helion_sinkhorn.lab.sinkhorn.logits import make_logits
+from helion_sinkhorn.lab.rounding import SAMPLES, SIGMAS, UNIT, Rounding, half_ulp
 from helion_sinkhorn.ops.sinkhorn import reference
 from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
 
@@ -188,50 +185,3 @@ def error_budget(
     # below the normal range of float32 a gradient has no digits: that of a single row is zero and ends there
     below = unit / UNIT * SMALLEST_NORMAL * dy64.abs().amax((-2, -1), keepdim=True)
     return p_budget + half_ulp(p, out_dtype), dx_budget + below + half_ulp(dx, x.dtype)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One set of inputs with its truth and budget, on which every implementation is tested."""
-
-    logits: str
-    n: int
-    m: int
-    n_iters: int = 20
-    form: str = "deepseek"
-    first: str = "rows"
-    batch: int = 5
-    eps: float = 1e-6
-    dtype: torch.dtype = torch.float32
-    seed: int = 0
-
-    @property
-    def arguments(self) -> tuple[int, float, str, str]:
-        """(n_iters, eps, form, first), as the operators take them."""
-        return self.n_iters, self.eps, self.form, self.first
-
-    @property
-    def options(self) -> dict[str, object]:
-        """The arguments as keywords of `sinkhorn`."""
-        return {"n_iters": self.n_iters, "eps": self.eps, "form": self.form, "first": self.first}
-
-    def inputs(self, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-        """(logits, upstream gradient), each of `dtype`."""
-        x = make_logits(self.logits, self.batch, self.n, self.m, seed=self.seed, dtype=self.dtype)
-        return x.to(device), make_cotangents(x, seed=self.seed + 1).to(device)
-
-    def judge(self, p: torch.Tensor | None = None, dx: torch.Tensor | None = None) -> dict[str, float]:
-        """The worst error of each given result in units of its budget; 1 is the limit."""
-        p64, dx64, p_budget, dx_budget = _truth(self)
-        ratios = {}
-        if p is not None:
-            ratios["P"] = worst(p, p64, p_budget + half_ulp(p64, p.dtype))
-        if dx is not None:
-            ratios["dX"] = worst(dx, dx64, dx_budget)
-        return ratios
-
-
-@functools.lru_cache(maxsize=256)
-def _truth(case: Case) -> tuple[torch.Tensor, ...]:
-    x, dy = case.inputs()
-    return *exact(x, dy, **case.options), *error_budget(x, dy, **case.options)
