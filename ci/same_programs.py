@@ -66,11 +66,11 @@ from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.configs.store import Entry
 from helion_sinkhorn.lab.machine.binary import Job
 from helion_sinkhorn.lab.machine.presented import as_called
-from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.operators import KERNELS, fingerprint
 from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.tuning.child import first_launch
-from helion_sinkhorn.lab.tuning.fingerprint import fingerprint, without_docstrings
 from helion_sinkhorn.runtime import generated
+from helion_sinkhorn.runtime.fingerprint import without_docstrings
 from helion_sinkhorn.runtime.kernel import Choice
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,8 +79,9 @@ PIECE = 24
 """The most programs of one process, which takes seconds to start and keeps what Helion traced."""
 FINGERPRINTS = """
 import json
-from helion_sinkhorn.lab.tuning.fingerprint import KERNELS, fingerprint
-print(json.dumps({kernel: fingerprint(kernel) for kernel in KERNELS}))
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.runtime.fingerprint import fingerprint_of
+print(json.dumps({name: fingerprint_of(kernel.body) for name, kernel in KERNELS.items()}))
 """
 # this tree's module, since the base commit may lack it; first, because later modules read the device
 GENERATE = """

@@ -8,6 +8,7 @@ from typing import Any
 
 from helion_sinkhorn.lab.evidence import Evidence
 from helion_sinkhorn.lab.workloads import FOLDERS
+from helion_sinkhorn.runtime.fingerprint import fingerprint_of
 
 _ROWS = [import_module(f"helion_sinkhorn.lab.{folder}.evidence").EVIDENCE for folder in FOLDERS]
 OPERATORS: dict[str, Evidence] = {row.name: row for row in _ROWS}
@@ -19,6 +20,11 @@ _OPERATOR_OF = {name: row for row in OPERATORS.values() for name in row.kernels}
 def operator_of(kernel: str) -> Evidence:
     """The row with the kernel of this name."""
     return _OPERATOR_OF[kernel]
+
+
+def fingerprint(kernel: str, sources: tuple[tuple[str, str], ...] = ()) -> str:
+    """A hash of the source of the kernel of this name: entries that were tuned for another are stale."""
+    return fingerprint_of(KERNELS[kernel].body, sources)
 
 
 def operator_for(workload: Any) -> Evidence:

@@ -28,11 +28,10 @@ from helion_sinkhorn.configs import settings, store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine import compiler as machine_compiler
 from helion_sinkhorn.lab.machine.binary import Binary, Job
-from helion_sinkhorn.lab.operators import KERNELS, kernel_calls
+from helion_sinkhorn.lab.operators import KERNELS, fingerprint, kernel_calls
 from helion_sinkhorn.lab.tuning import commands, compilation, deadline, finals, plan, provenance, writer
 from helion_sinkhorn.lab.tuning import tune as tuner
 from helion_sinkhorn.lab.tuning.commands import here
-from helion_sinkhorn.lab.tuning.fingerprint import fingerprint
 from helion_sinkhorn.lab.tuning.groups import distinct, groups_of, same
 from helion_sinkhorn.lab.tuning.options import Options
 from helion_sinkhorn.lab.workloads import WORKLOADS, tagged

@@ -14,9 +14,8 @@ from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine.binary import Binary, Job
 from helion_sinkhorn.lab.machine.compiler import compile_for
-from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.operators import KERNELS, fingerprint
 from helion_sinkhorn.lab.tuning import writer
-from helion_sinkhorn.lab.tuning.fingerprint import fingerprint
 from helion_sinkhorn.lab.tuning.ranking import calibration
 from helion_sinkhorn.runtime.kernel import Choice, in_space
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from helion_sinkhorn.configs.device import DEVICES, Device
-from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.operators import KERNELS, fingerprint
 from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.tuning.finals import FINALISTS, ROUNDS
-from helion_sinkhorn.lab.tuning.fingerprint import fingerprint
 from helion_sinkhorn.lab.tuning.groups import Group, entries_on_disk, entry_key
 from helion_sinkhorn.lab.tuning.options import Options
 from helion_sinkhorn.runtime.kernel import candidates

@@ -13,7 +13,7 @@ import torch
 from helion_sinkhorn import __version__
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import Device
-from helion_sinkhorn.lab.tuning.fingerprint import fingerprint
+from helion_sinkhorn.lab.operators import fingerprint
 from helion_sinkhorn.lab.tuning.options import Options
 
 
