@@ -52,13 +52,13 @@ class Alone(NamedTuple):
     run: Callable[..., torch.Tensor | Tensors]
 
 
-def no_problems(binary: Any) -> Iterator[str]:
-    """No rules beside those for every kernel."""
+def nothing(of: Any) -> Iterator[Any]:
     return iter(())
 
 
-def no_calls(workload: Any) -> Iterator[tuple[str, Any]]:
-    return iter(())
+def all_inputs(workload: Any, steps: int, **drawn: Any) -> Tensors:
+    """The inputs of a workload whose results are all tested."""
+    return workload.make_inputs(**drawn)
 
 
 def tokens_of(workload: Any, elements: int) -> int:
@@ -98,7 +98,7 @@ class Evidence:
     """Tokens or matrices that the tuner tests a config by; a multiple of 16, as timed batches are."""
     same_bits: frozenset[str] = frozenset()
     """Results with the same bits for every config, since batches of other sizes may have other configs."""
-    others: Calls = no_calls
+    others: Calls = nothing
     """Kernels of other operators that make results of this one too."""
     optional: frozenset[str] = frozenset()
     """Results by options that a workload's call does not have: the gate tests them, the tuner does not."""
@@ -107,7 +107,7 @@ class Evidence:
     by the names of parts, and otherwise by kernel."""
     batch: Callable[[Any, int], int] = tokens_of
     """(workload, elements): the batch by which the configs of so many elements are looked up."""
-    spare: Calls = no_calls
+    spare: Calls = nothing
     """Kernels that could compute a call, but that the public function does not choose for it."""
     public: Callable[..., Results] | None = None
     """(workload, of, *inputs): by the public function and autograd, where it does more than `run`."""
@@ -125,7 +125,7 @@ class Evidence:
     """Kernels whose test launches another program than the timed trial."""
     fixed: tuple[str, ...] = ()
     """Fields of a workload that its trials do not take; their launches use the defaults."""
-    problems: Callable[[Any], Iterator[str]] = no_problems
+    problems: Callable[[Any], Iterator[str]] = nothing
     """Binary -> why it must not be launched, beside the reasons that hold for every kernel."""
     call: Callable[[Any, str], None] | None = None
     """(workload, device): make the launches of a call and its gradient; None where the trials do."""

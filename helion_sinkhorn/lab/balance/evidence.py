@@ -10,7 +10,7 @@ import torch
 from helion_sinkhorn.lab.balance.budget import EXACT, RESULTS, evaluated, limits, results, size_of
 from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.lab.draws import noise
-from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors
+from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors, all_inputs
 from helion_sinkhorn.lab.row import TRIED
 from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.ops.balance import eager, launch
@@ -40,10 +40,6 @@ def of_call(kernel: str, call: BalanceCall, rows: int) -> BalanceWorkload:
     average = Average(0.95, True) if kernel in OF_STEPS else None
     dtype = getattr(torch, call.dtype)
     return BalanceWorkload(*TRIED, call.columns, rows, dtype, average=average)
-
-
-def inputs(workload: BalanceWorkload, steps: int, **drawn: Any) -> Tensors:
-    return workload.make_inputs(**drawn)
 
 
 def truths(workload: BalanceWorkload, *inputs: torch.Tensor) -> dict[str, Truth]:
@@ -144,7 +140,7 @@ EVIDENCE = Evidence(
     kernel_calls,
     of_call,
     results,
-    inputs,
+    all_inputs,
     truths,
     run,
     call_public,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors
+from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors, all_inputs
 from helion_sinkhorn.lab.pre.quantized.workloads import QuantizeWorkload
 from helion_sinkhorn.lab.row import TRIED
 from helion_sinkhorn.lab.truth import Truth
@@ -27,14 +27,6 @@ def kernel_calls(workload: QuantizeWorkload) -> Iterator[tuple[str, Any]]:
 def of_call(kernel: str, call: QuantizeCall, tokens: int) -> QuantizeWorkload:
     options = {"group": call.group, "scales": call.scales, "layout": call.layout}
     return QuantizeWorkload(*TRIED, call.columns, tokens, dtype=getattr(torch, call.dtype), **options)
-
-
-def results(workload: QuantizeWorkload) -> tuple[str, ...]:
-    return RESULTS
-
-
-def inputs(workload: QuantizeWorkload, steps: int, **drawn: Any) -> Tensors:
-    return workload.make_inputs(**drawn)
 
 
 def exact(workload: QuantizeWorkload, u: torch.Tensor) -> Results:
@@ -121,8 +113,8 @@ EVIDENCE = Evidence(
     {launch.NAME: RESULTS},
     kernel_calls,
     of_call,
-    results,
-    inputs,
+    lambda workload: RESULTS,
+    all_inputs,
     truths,
     run,
     call_public,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.lab.draws import noise
-from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors
+from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors, all_inputs
 from helion_sinkhorn.lab.rounding import UNIT, Rounding
 from helion_sinkhorn.lab.sinkhorn.large.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.sinkhorn.large.workloads import LargeWorkload
@@ -74,11 +74,6 @@ def of_call(kernel: str, call: LargeCall, batch: int) -> LargeWorkload:
         "tried", *sizes, batch, frozenset(), "a trial", first=first, dtype=dtype, spread=1.0, form=form,
         longest=longest,
     )  # fmt: skip
-
-
-def inputs(workload: LargeWorkload, steps: int, **drawn: Any) -> Tensors:
-    """The logits, both marginals in the log form, and the upstream gradient."""
-    return workload.make_inputs(**drawn)
 
 
 def truths(workload: LargeWorkload, x: torch.Tensor, *given: torch.Tensor) -> dict[str, Truth]:
@@ -224,7 +219,7 @@ EVIDENCE = Evidence(
     kernel_calls,
     of_call,
     lambda workload: RESULTS[:2] if workload.eps else RESULTS,
-    inputs,
+    all_inputs,
     truths,
     run,
     call_public,
