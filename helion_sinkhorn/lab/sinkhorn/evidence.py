@@ -11,9 +11,8 @@ from helion_sinkhorn.lab.draws import noise
 from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors
 from helion_sinkhorn.lab.machine.binary import Binary, Job, exchanges
 from helion_sinkhorn.lab.rounding import SAMPLES
-from helion_sinkhorn.lab.sinkhorn.budget import error_budget, exact, scaling_form
+from helion_sinkhorn.lab.sinkhorn.budget import error_budget, exact, peer_of_gradient, scaling_form
 from helion_sinkhorn.lab.sinkhorn.implicit import evidence as implicit
-from helion_sinkhorn.lab.sinkhorn.parity import peer_of_gradient
 from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.lab.truth import (
     SYSTEMATIC_MATRICES,

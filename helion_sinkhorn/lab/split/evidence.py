@@ -16,8 +16,7 @@ from helion_sinkhorn.lab.draws import noise
 from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors, by_elements, given
 from helion_sinkhorn.lab.rounding import SAMPLES, half_ulp
 from helion_sinkhorn.lab.row import TRIED
-from helion_sinkhorn.lab.sinkhorn.budget import SMALLEST_NORMAL
-from helion_sinkhorn.lab.sinkhorn.parity import LAST_PLACES
+from helion_sinkhorn.lab.sinkhorn.budget import LAST_PLACES, SMALLEST_NORMAL
 from helion_sinkhorn.lab.split.budget import RESULTS, error_budget, exact, model
 from helion_sinkhorn.lab.split.workloads import HcWorkload
 from helion_sinkhorn.lab.truth import Peer, Systematic, Truth, largest_error, one_sided, spread
