@@ -1,6 +1,6 @@
 """Recurrent linear attention in PyTorch: on a machine, step by step and in chunks, and to the last rounding.
 
-Each run takes (workload, *inputs) as `elements.names` has them, computes every element by itself, and returns
+Each run takes (workload, *inputs) as `budget.names` has them, computes every element by itself, and returns
 results by the names of the gate in the dtypes that the operator has.
 """
 
@@ -18,9 +18,9 @@ from ci.gate.columns import Change, same
 from ci.gate.products import Product, plain
 from ci.gate.wrong import Results, Run, narrow
 from helion_sinkhorn import reference
-from helion_sinkhorn.lab.linear_attention.budget import Case
-from helion_sinkhorn.lab.linear_attention.elements import (
+from helion_sinkhorn.lab.linear_attention.budget import (
     STATES,
+    Case,
     alone,
     case_of,
     copied,

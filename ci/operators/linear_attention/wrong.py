@@ -23,8 +23,7 @@ from ci.operators.linear_attention.steps import (
     exactly,
     specification,
 )
-from helion_sinkhorn.lab.linear_attention.budget import Case
-from helion_sinkhorn.lab.linear_attention.elements import STATES, computed
+from helion_sinkhorn.lab.linear_attention.budget import STATES, Case, computed
 from helion_sinkhorn.lab.linear_attention.evidence import CHUNKED, of_walks, run
 from helion_sinkhorn.lab.linear_attention.model import CHUNK, Named
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload

@@ -16,8 +16,18 @@ import torch
 
 from helion_sinkhorn.lab import rounding
 from helion_sinkhorn.lab.evidence import Choices, Evidence, Results, given
-from helion_sinkhorn.lab.linear_attention import elements, trials
-from helion_sinkhorn.lab.linear_attention.budget import Case, budgets_of
+from helion_sinkhorn.lab.linear_attention import trials
+from helion_sinkhorn.lab.linear_attention.budget import (
+    STATES,
+    Case,
+    alone,
+    budgets_of,
+    case_of,
+    computed,
+    inputs,
+    joined,
+    one_by_one,
+)
 from helion_sinkhorn.lab.linear_attention.model import TENSORS, Errors, Named
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.lab.truth import Peer, Truth, bias, largest_error, spread
@@ -94,7 +104,7 @@ def together(workload: AttentionWorkload, method: str, name: str) -> tuple[int, 
     k_t, which is all that a state has to it that forgets at once.
     """
     vector = name in ("o", "dq", "dk", "dv")
-    if name in elements.STATES or (method == "chunked" and vector):
+    if name in STATES or (method == "chunked" and vector):
         return (-1,)
     return (1, -1) if vector and workload.strength > 1 else (1,)
 
@@ -132,10 +142,10 @@ def peer_of(exact: torch.Tensor, budget: torch.Tensor, found: torch.Tensor) -> P
 
 def truths(workload: AttentionWorkload, *tensors: torch.Tensor) -> dict[str, Truth]:
     """The specification in float64, with the budget of each method."""
-    cases = [elements.case_of(workload, *one) for one in elements.one_by_one(tensors)]
+    cases = [case_of(workload, *one) for one in one_by_one(tensors)]
 
     def of_all(compute: Callable[[Case], Named]) -> Named:
-        return elements.joined([elements.alone(workload, compute(case)) for case in cases])
+        return joined([alone(workload, compute(case)) for case in cases])
 
     exact = of_all(lambda case: case.exact)
     baseline = of_all(lambda case: case.cast(torch.float32).run(reference.recurrent_linear_attention))
@@ -146,7 +156,7 @@ def truths(workload: AttentionWorkload, *tensors: torch.Tensor) -> dict[str, Tru
             of_all(functools.partial(one_sided, method=method, seed=seed)) for seed in range(rounding.SAMPLES)
         ]
         for name, value in exact.items():
-            dtype = torch.float32 if name in elements.STATES else workload.dtype
+            dtype = torch.float32 if name in STATES else workload.dtype
             budget = budgets[name] + rounding.half_ulp(value, dtype)
             deviation = spread(value, budget, dtype)
             scale = value.abs().amax(tuple(range(1, value.dim())), keepdim=True).expand_as(value)
@@ -174,7 +184,7 @@ def run(
     ):
         wanted = [name for name in of_walks(workload) if title(method, name) in of]
         compute = functools.partial(made, {*wanted} <= {*VALUES})
-        results = elements.computed(workload, compute, wanted, tensors)
+        results = computed(workload, compute, wanted, tensors)
         found |= {title(method, name): x for name, x in results.items()}
     return {name: found[name] for name in of}
 
@@ -207,7 +217,7 @@ EVIDENCE = Evidence(
     kernel_calls,
     trials.of_call,
     results,
-    elements.inputs,
+    inputs,
     truths,
     run,
     call_public,

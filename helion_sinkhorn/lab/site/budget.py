@@ -115,7 +115,7 @@ def site_of(workload: HcSiteWorkload, *inputs: torch.Tensor, device: torch.devic
 
 
 def evaluated(
-    workload: HcSiteWorkload, *inputs: torch.Tensor, seed: int = 0, device: torch.device | str = "cpu"
+    workload: HcSiteWorkload, *inputs: torch.Tensor, device: torch.device | str = "cpu"
 ) -> dict[str, Exact]:
     """All RESULTS, token by token except dfn (B, M, n C), dscale (B, 1, 3) and dbase (B, 1, M).
 
@@ -128,7 +128,7 @@ def evaluated(
     collapse = of_pre.deviation(site.x, made["pre"], site.dy)
     truth = made | site.results(made, projection["mixes"].value)
 
-    spread = propagated(site, truth, collapse["dpre"], seed)
+    spread = propagated(site, truth, collapse["dpre"])
     variances = floored(site, truth, {name: t.square() for name, t in spread.items()})
     variances["y"] = variances["y"] + collapse["y"].square()
     dx, dfn = projection["dx"], projection["dfn"]
@@ -160,9 +160,7 @@ def dtype_of(workload: HcSiteWorkload, name: str) -> torch.dtype:
     return workload.dtype if name in NARROW else torch.float32
 
 
-def propagated(
-    site: Site, truth: Named, deviation_of_dpre: torch.Tensor, seed: int
-) -> dict[str, torch.Tensor]:
+def propagated(site: Site, truth: Named, deviation_of_dpre: torch.Tensor) -> dict[str, torch.Tensor]:
     """The deviation of every result, pre and dmixes, of errors before the last step."""
     mixes = site.projection["mixes"]
 
@@ -172,7 +170,7 @@ def propagated(
         shifted = off(mixes.value, mixes.deviation, draws), off(site.dpre, deviation_of_dpre, draws)
         return site.run(*shifted, error)
 
-    found, leant = variances(truth, run, site.x.device, seed), leaning(site)
+    found, leant = variances(truth, run, site.x.device), leaning(site)
     return {name: (t + (leant[name] - truth[name]).square()).sqrt() for name, t in found.items()}
 
 

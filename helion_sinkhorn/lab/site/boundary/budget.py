@@ -143,7 +143,7 @@ def results_of(workload: HcSiteWorkload) -> tuple[str, ...]:
     return (*names, BIAS) if workload.every_argument else names
 
 
-def evaluated(workload: HcSiteWorkload, *inputs: torch.Tensor, seed: int = 0) -> dict[str, Exact]:
+def evaluated(workload: HcSiteWorkload, *inputs: torch.Tensor) -> dict[str, Exact]:
     """All of `results_of`, for `Inputs`; sums over tokens are as in hc_site's budget."""
     site = crossed(workload, *inputs)
     made, projection, shape = site.made, site.projection, site.x.shape
@@ -151,7 +151,7 @@ def evaluated(workload: HcSiteWorkload, *inputs: torch.Tensor, seed: int = 0) ->
     weights = site.collapsing(made)
     collapse = of_pre.deviation(site.x, weights, site.dy)
     of_dpre = collapse["dpre"] if workload.own_weights else torch.zeros_like(site.dpre)
-    spread = propagated(site, truth, of_dpre, seed)
+    spread = propagated(site, truth, of_dpre)
     variances = {name: t.square() for name, t in spread.items()}
     shared = of_split.shared(workload.of_split, truth, spread)
     variances |= {name: t.square() for name, t in shared.items() if name in RESULTS}
