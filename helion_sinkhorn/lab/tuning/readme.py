@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,13 @@ from helion_sinkhorn.lab.tuning.ranking import KERNELS, calibration
 TABLES = "<!-- from the data, by `make docs-numbers` -->"
 
 
-def geometric(values: list[float]) -> float:
-    return math.exp(statistics.fmean(map(math.log, values)))
-
-
 def entry_rows(folder: Path) -> list[dict[str, Any]]:
     """A row for each kernel, a column for each device: the number of entries, the gain of measured ones."""
     rows: dict[str, dict[str, Any]] = {}
     for path in files(folder):
         entries = json.loads(path.read_text())["entries"]
         gain = [e["default_us"] / e["us"] for e in entries if "us" in e]
-        said = [f"{len(gain)}: {geometric(gain):.2f} ({max(gain):.2f})"] if gain else []
+        said = [f"{len(gain)}: {statistics.geometric_mean(gain):.2f} ({max(gain):.2f})"] if gain else []
         if compiled := len(entries) - len(gain):
             said.append(f"{compiled} compiled")
         rows.setdefault(path.stem, {"kernel": path.stem})[path.parent.name] = ", ".join(said)
