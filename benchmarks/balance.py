@@ -160,9 +160,9 @@ class Job(jobs.Job):
         places = torch.rand(self.m, device=device, generator=generator)
         for at in self.left_out():
             update[places < at["masked"]] = 0.0
-            found = {"us": microseconds(lambda: function, device), "us_copy": copy}
-            over = round(found["us"] / (floor(w, at["masked"]) * copy), 3)
-            yield {**at, **found, "x_floor": over, **timing.conditions(device)}
+            times = {"us": microseconds(lambda: function, device), "us_copy": copy}
+            over = round(times["us"] / (floor(w, at["masked"]) * copy), 3)
+            yield {**at, **times, "x_floor": over, **timing.conditions(device)}
             memory.clear()
 
 

@@ -71,14 +71,14 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 def versions(device: torch.device) -> str:
     """One line on the software, one on the hardware."""
     names = ("helion_sinkhorn", "helion", "torch", "triton", "pytorch-triton-rocm")
-    found = [f"python {platform.python_version()}"]
-    found += [f"{name} {version}" for name in names if (version := store.installed(name))]
+    software = [f"python {platform.python_version()}"]
+    software += [f"{name} {version}" for name in names if (version := store.installed(name))]
     if device.type == "cuda":
         hardware = torch.cuda.get_device_name(device)
-        found.append(f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}")
+        software.append(f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}")
     else:
         hardware = f"{platform.machine()} CPU, {torch.get_num_threads()} threads of {os.cpu_count()} cores"
-    return f"{', '.join(found)}\n{hardware}"
+    return f"{', '.join(software)}\n{hardware}"
 
 
 def make_logits(args: argparse.Namespace, dtype: torch.dtype) -> torch.Tensor:
@@ -147,10 +147,10 @@ def time_one(function: Function, logits: torch.Tensor, upstream: torch.Tensor) -
 
 def functions(n_iters: int, compiled: bool) -> dict[str, Function]:
     """This package, eager and torch.compile of the same iterations."""
-    found = {"helion_sinkhorn": lambda x: sinkhorn(x, n_iters), "eager": eager(n_iters)}
+    implementations = {"helion_sinkhorn": lambda x: sinkhorn(x, n_iters), "eager": eager(n_iters)}
     if compiled:
-        found["torch.compile"] = torch.compile(eager(n_iters), dynamic=False)
-    return found
+        implementations["torch.compile"] = torch.compile(eager(n_iters), dynamic=False)
+    return implementations
 
 
 def row_of(name: str, function: Function, logits: torch.Tensor, upstream: torch.Tensor) -> str:

@@ -112,10 +112,10 @@ def times(make: Callable[[], Run], device: torch.device) -> dict[str, float]:
         return timing.waited_for(run, device, REPEATS)
 
     run = make()
-    found = {"us": waited_for(run), "us_queued": timing.queued(run)[0]}
+    us = {"us": waited_for(run), "us_queued": timing.queued(run)[0]}
     del run
     run, stream = timing.ready(make)
-    return {**found, "us_graph": waited_for(captured(run, stream=stream))}
+    return {**us, "us_graph": waited_for(captured(run, stream=stream))}
 
 
 def waves(options: argparse.Namespace) -> list[list[Job]]:

@@ -116,9 +116,9 @@ def errors(attend: Attend, exact: Sequence[torch.Tensor], *tensors: torch.Tensor
     """The largest errors of o, dq, dk, dv, dgk of the first sequence, relative to the largest entry."""
     leaves = [x.detach().requires_grad_() for x in tensors[:4]]
     o = attend(*leaves)
-    found = o, *gradients(o, leaves, tensors[4])
+    results = o, *gradients(o, leaves, tensors[4])
     return [
-        ((a[:1].double() - e).abs().max() / e.abs().max()).item() for a, e in zip(found, exact, strict=True)
+        ((a[:1].double() - e).abs().max() / e.abs().max()).item() for a, e in zip(results, exact, strict=True)
     ]
 
 

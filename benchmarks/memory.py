@@ -39,13 +39,13 @@ class LiveBytes(TorchDispatchMode):
         self.peak = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        found = function(*args, **(kwargs or {}))
-        for t in tree_leaves(found):
+        output = function(*args, **(kwargs or {}))
+        for t in tree_leaves(output):
             if isinstance(t, torch.Tensor):
                 storage = t.untyped_storage()
                 self.sizes[StorageWeakRef(storage)] = storage.nbytes()
         self.peak = max(self.peak, self.held)
-        return found
+        return output
 
     @property
     def held(self) -> int:

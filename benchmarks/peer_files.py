@@ -32,10 +32,10 @@ def path(file: str) -> Path:
         raise ModuleNotFoundError(
             f"{FOLDER} is not set: it names a folder with a checkout of {file.partition('/')[0]}"
         )
-    found = Path(folder) / file
-    if not found.is_file():
+    place = Path(folder) / file
+    if not place.is_file():
         raise ModuleNotFoundError(f"{FOLDER}={folder} has no {file}")
-    return found
+    return place
 
 
 def version(package: str, file: str) -> str:

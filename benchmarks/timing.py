@@ -120,11 +120,11 @@ def launches(run: Run, calls: int = 1) -> list[tuple[str, float]]:
     The profiler stays attached: every launch after it takes longer.
     """
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(calls):
             run()
         torch.cuda.synchronize()
-    events = sorted(found.events(), key=lambda event: event.time_range.start)
+    events = sorted(profiler.events(), key=lambda event: event.time_range.start)
     on_gpu = (event for event in events if event.device_type == torch.autograd.DeviceType.CUDA)
     return [(event.name, event.device_time_total) for event in on_gpu]
 

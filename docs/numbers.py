@@ -73,11 +73,11 @@ GENERATED = (
 
 def pages() -> dict[Path, str]:
     """Every page that has generated parts, as it has to be."""
-    found: dict[Path, str] = {}
+    texts: dict[Path, str] = {}
     for part in GENERATED:
         path = ROOT / part.page
-        found[path] = part.written(found.get(path) or path.read_text())
-    return found
+        texts[path] = part.written(texts.get(path) or path.read_text())
+    return texts
 
 
 def stale() -> list[str]:
@@ -97,9 +97,9 @@ def main() -> int:
         if options.pictures:
             tables.report.plots(tables.results(), tables.BENCH)
             pictures.accuracy(tables.artefacts(), ROOT / "docs" / "accuracy.png")
-    found = stale()
-    print(*found, sep="\n", end="\n" if found else "")
-    return bool(found)
+    sentences = stale()
+    print(*sentences, sep="\n", end="\n" if sentences else "")
+    return bool(sentences)
 
 
 if __name__ == "__main__":

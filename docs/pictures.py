@@ -38,12 +38,12 @@ def accuracy(artefacts: Artefacts, path: Path) -> None:
     worst = dict(markersize=6, markeredgecolor="black")
     for axis, (kind, title) in zip(axes, PANELS.items(), strict=True):
         for (k, device), (row, name) in itertools.product(enumerate(artefacts), enumerate(names)):
-            found = [error for *where, error in every if where == [device, name, kind]]
-            if found:
+            errors = [error for *where, error in every if where == [device, name, kind]]
+            if errors:
                 middle = row + (k + 0.5) / len(artefacts) - 0.5
-                spread = random.uniform(-0.28, 0.28, len(found)) / len(artefacts)
-                axis.plot(found, middle + spread, ".", color=COLORS[k], alpha=0.35, markersize=4)
-                axis.plot([max(found)], [middle], "D", color=COLORS[k], **worst)
+                spread = random.uniform(-0.28, 0.28, len(errors)) / len(artefacts)
+                axis.plot(errors, middle + spread, ".", color=COLORS[k], alpha=0.35, markersize=4)
+                axis.plot([max(errors)], [middle], "D", color=COLORS[k], **worst)
         axis.axvline(1.0, color="#D55E00", linewidth=1.5)
         axis.text(1.015, -0.42, "limit", color="#D55E00", fontsize=11, va="center")
         axis.set(title=title, xlim=(0, 1.15), ylim=(len(names) - 0.4, -0.7))

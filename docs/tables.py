@@ -63,10 +63,10 @@ def peers() -> str:
         row["form"] = "" if is_floor else report.definition(name)
         for batch in (1 << 12, 1 << 20):
             for which in PASSES:
-                found, own = (in_a_graph(of, 4, batch, which) for of in (name, OURS))
-                text = MISSING if found is None else report.figure(found.us)
-                if name not in (OURS, FLOOR) and found is not None:
-                    text += f" ({report.times(found.us / own.us)})"
+                record, own = (in_a_graph(of, 4, batch, which) for of in (name, OURS))
+                text = MISSING if record is None else report.figure(record.us)
+                if name not in (OURS, FLOOR) and record is not None:
+                    text += f" ({report.times(record.us / own.us)})"
                 row[f"{which}, {report.power(batch)}"] = text
         memory = "+".join(f"{b:,.0f}" for b in results().memory.get(name, {}).values())
         row["kept+scratch"] = memory or ("" if is_floor else MISSING)
@@ -115,8 +115,8 @@ def sizes() -> str:
     """A call in a CUDA graph each, over a copy of the same bytes."""
     rows = []
     for n, power in ((4, 20), (8, 18), (16, 16), (32, 14), (64, 12)):
-        found = {which: in_a_graph(OURS, n, 1 << power, which) for which in PASSES}
-        us = {f"{w}, us (x copy)": f"{report.figure(r.us)} ({r.x_floor:.2f})" for w, r in found.items()}
+        by_pass = {which: in_a_graph(OURS, n, 1 << power, which) for which in PASSES}
+        us = {f"{w}, us (x copy)": f"{report.figure(r.us)} ({r.x_floor:.2f})" for w, r in by_pass.items()}
         rows.append({"n": n, "matrices": f"2^{power}", **us})
     return f"{when()}; a call in a CUDA graph, the faster of two copies.\n\n{table(rows)}"
 
@@ -138,11 +138,11 @@ def age(artefact: dict[str, Any]) -> str:
 def runs_of(artefact: dict[str, Any]) -> list[tuple[dict[str, Any], int]]:
     """The last run of each day under each stack that workloads come from, the newest first, and how many are
     of that day and stack."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[dict[str, Any]]] = {}
     for record in artefact["workloads"].values():
         run = record.get("run", artefact)
-        found.setdefault(run["utc"][:10] + str(run["versions"]), []).append(run)
-    last = [(max(runs, key=lambda run: run["utc"]), len(runs)) for runs in found.values()]
+        groups.setdefault(run["utc"][:10] + str(run["versions"]), []).append(run)
+    last = [(max(runs, key=lambda run: run["utc"]), len(runs)) for runs in groups.values()]
     return sorted(last, key=lambda one: one[0]["utc"], reverse=True)
 
 
@@ -153,19 +153,19 @@ def judged() -> str:
         records: dict[str, list[tuple[str, dict[str, Any]]]] = {}
         for name, record in artefact["workloads"].items():
             records.setdefault(operator_for(WORKLOADS[name]).name, []).append((name, record))
-        for operator, found in records.items():
-            every = [r for _, record in found for r in record["results"]]
+        for operator, workloads in records.items():
+            every = [r for _, record in workloads for r in record["results"]]
             ratios = sorted(
-                ratio for name, record in found for ratio in beside_inductor(artefact, name, record)
+                ratio for name, record in workloads for ratio in beside_inductor(artefact, name, record)
             )
             beside = f"{statistics.median(ratios):.2f}, {ratios[-1]:.2f}" if ratios else MISSING
             rows.append({
-                "operator": f"`{operator}`", "on": device, "workloads": len(found), "results": len(every),
+                "operator": f"`{operator}`", "on": device, "workloads": len(workloads), "results": len(every),
                 "outside a limit": sum(not accuracy.sound(r) for r in every),
                 "largest error / budget": f"{max(r['worst'] for r in every):.3f}",
                 "largest rms / limit": f"{max(r['rms'] for r in every):.3f}",
                 "error / Inductor's: median, largest": beside,
-                "commits": ", ".join(dict.fromkeys(age(r.get("run", artefact))[12:] for _, r in found)),
+                "commits": ", ".join(dict.fromkeys(age(r.get("run", artefact))[12:] for _, r in workloads)),
             })  # fmt: skip
     runs = [
         f"- {device}, {count} workloads: {compare.conditions({**a, **run})}"
@@ -233,8 +233,8 @@ def config_now(device: str, kernel: str, call: Any, batch: int, running: str) ->
     """Config and variant that look-up gives a call of a kernel under a Triton."""
     row = KERNELS[kernel]
     size = row.batch(call, batch)
-    found = (lookup.find(DEVICES[device], kernel, key, size, [CACHE], running) for key in row.keys(call))
-    entry = next(filter(None, found), None)
+    entries = (lookup.find(DEVICES[device], kernel, key, size, [CACHE], running) for key in row.keys(call))
+    entry = next(filter(None, entries), None)
     choice = entry and Choice(kernel, entry.config, entry.variant, entry.source)
     if choice is None or not in_space(row, choice, call, DEVICES[device]):
         choice = default_choice(row, call, DEVICES[device])
@@ -305,11 +305,11 @@ def support_of_devices() -> str:
 def support_of_stacks() -> str:
     """A row for each torch, Triton and Helion that something was run, timed or tested under."""
     names = "torch", "triton", "helion"
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    stacks: dict[tuple[str, ...], dict[str, Any]] = {}
 
     def row(versions: dict[str, Any]) -> dict[str, Any]:
         of = tuple(versions[name] for name in names)
-        return found.setdefault(of, {"tests": [], "gate": [], "entries": Counter()})
+        return stacks.setdefault(of, {"tests": [], "gate": [], "entries": Counter()})
 
     for run in tests():
         row(run)["tests"].append(outcome(run))
@@ -329,7 +329,7 @@ def support_of_stacks() -> str:
          "`pytest -m gpu`": "; ".join(r["tests"]) or MISSING,
          "accuracy gate": "; ".join(r["gate"]) or MISSING,
          "configs timed": ", ".join(f"{n} {key}" for key, n in sorted(r["entries"].items())) or MISSING}
-        for of, r in sorted(found.items(), key=newer, reverse=True)
+        for of, r in sorted(stacks.items(), key=newer, reverse=True)
     ])  # fmt: skip
 
 

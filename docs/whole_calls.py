@@ -38,10 +38,10 @@ def figure(us: str | float) -> str:
 
 def grouped(rows: list[Row], *columns: str) -> dict[tuple[str, ...], list[Row]]:
     """The rows by their values in these columns, in the order of the file."""
-    found: dict[tuple[str, ...], list[Row]] = {}
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(tuple(row[column] for column in columns), []).append(row)
-    return found
+        groups.setdefault(tuple(row[column] for column in columns), []).append(row)
+    return groups
 
 
 def seams() -> str:
@@ -59,12 +59,12 @@ def dot_compress() -> str:
     names = list(dict.fromkeys(row["function"] for row in rows))
     graphs, singles = [], []
     for (batch, which), some in grouped(rows, "batch", "pass").items():
-        place, found = {"B": batch, "pass": which}, {row["function"]: row for row in some}
-        us = {name: float(row["us_graph"]) for name, row in found.items()}
+        place, by_function = {"B": batch, "pass": which}, {row["function"]: row for row in some}
+        us = {name: float(row["us_graph"]) for name, row in by_function.items()}
         over = {name: f"{figure(t)}, {t / us[FLOOR]:.2f} x" for name, t in us.items()}
         over[FLOOR] = figure(us[FLOOR])
         graphs.append({**place, **{name: over.get(name, "") for name in names}})
-        singles.append({**place, **{n: figure(r["us"]) for n, r in found.items() if n != FLOOR}})
+        singles.append({**place, **{n: figure(r["us"]) for n, r in by_function.items() if n != FLOOR}})
     return (
         f"{stated(rows[0])} Microseconds of one replay of a CUDA graph, and the ratio to a copy that moves "
         f"every tensor once:\n\n{table(graphs)}\n\nA single call takes longer, because the device is idle "
@@ -89,21 +89,21 @@ def balance_run(rows: list[Row]) -> str:
 
 def beside_ours(place: str, own: str, rows: list[Row]) -> list[Row]:
     """A record of each shape for which `own` is measured: it, the other functions, and the floor."""
-    found = []
+    records = []
     for (shape, dtype), some in grouped(rows, "shape", "dtype").items():
         us = {row["function"]: float(row["us"]) for row in some if not float(row["masked"])}
         if own not in us:
             continue
         over = {float(row["masked"]): row["x_floor"] for row in some if row["function"] == own}
         shares = ", ".join(f"{x} x" for share, x in over.items() if share)
-        found.append({
+        records.append({
             place: f"{shape}, {dtype}", "a copy": figure(some[0]["us_copy"]),
             f"`{own}`" if place == "update" else "step": figure(us[own]),
             **{name: f"{figure(t)}, {t / us[own]:.1f} x" for name, t in us.items() if name != own},
             "over the floor": f"{over[0.0]} x",
             **({"with 50, 90, 99 % of rows masked": shares} if place == "update" else {}),
         })  # fmt: skip
-    return found
+    return records
 
 
 def linear_attention() -> str:
@@ -197,7 +197,7 @@ LAYERS = {
 
 def host(*names: str) -> str:
     """Host time of a call's layers, relative to `x * 2`, from files of several devices and Tritons."""
-    found: dict[str, list[tuple[float, float]]] = {layer: [] for layer in LAYERS}
+    pairs: dict[str, list[tuple[float, float]]] = {layer: [] for layer in LAYERS}
     said = []
     for name in names:
         rows = [r for r in read(name) if r["section"] == "host"]
@@ -205,10 +205,10 @@ def host(*names: str) -> str:
         said.append(of_versions(rows))
         for version in sorted({r["triton_version"] for r in rows}):
             for layer, beside in LAYERS.items():
-                found[layer].append((us[version, layer] / us[version, beside], us[version, layer]))
+                pairs[layer].append((us[version, layer] / us[version, beside], us[version, layer]))
     lines = [
         f"- {layer}: {extremes(ratios, '.2f')} times {LAYERS[layer]} ({extremes(us, '.1f')} us)"
-        for layer, (ratios, us) in ((layer, zip(*values, strict=True)) for layer, values in found.items())
+        for layer, (ratios, us) in ((layer, zip(*values, strict=True)) for layer, values in pairs.items())
     ]
     return "\n".join([*lines, "", f"{'. '.join(said)}."])
 

@@ -75,11 +75,11 @@ def main(words: list[str] | None = None) -> tuple[float, float]:
     sinkhorn_jax = sinkhorn_of_jax()
     keys = jax.random.split(jax.random.key(0))
     logits, weights = (jax.random.normal(key, (args.batch, 4, 4)) for key in keys)
-    found, expected = (
+    ours, expected = (
         jax.value_and_grad(lambda x, f=f: (f(x) * weights).sum())(logits) for f in (sinkhorn_jax, definition)
     )
     apart = float(jnp.abs(sinkhorn_jax(logits) - definition(logits)).max())
-    gradients_apart = float(jnp.abs(found[1] - expected[1]).max())
+    gradients_apart = float(jnp.abs(ours[1] - expected[1]).max())
     print(f"P differs from the definition in JAX by {apart:.1e}, its gradient by {gradients_apart:.1e}")
     return apart, gradients_apart
 

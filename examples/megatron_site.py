@@ -98,7 +98,7 @@ def main() -> list[float]:
     from helion_sinkhorn.integrations.megatron import HyperConnectionModule
 
     torch.manual_seed(0)
-    found = []
+    differences = []
     for form, config in (("V4", make_config()), ("V4.1", make_config(single_pass=True))):
         kind = original(config.mhc_single_pass)
         theirs, ours = ([kind_of(config, k) for k in (1, 2)] for kind_of in (kind, HyperConnectionModule))
@@ -109,10 +109,10 @@ def main() -> list[float]:
         x, upstream = torch.randn(2, 16, 2, STREAMS * HIDDEN)
         x *= 1e-3  # so that it matters where the norm has its eps
         pairs = list(zip(run(ours, x, upstream), run(theirs, x, upstream), strict=True))
-        found.append(max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs))
+        differences.append(max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs))
         print(f"{form}, beside {kind.__module__}.{kind.__name__}: new streams and {len(pairs) - 1} gradients")
-        print(f"differ by at most {found[-1]:.1e} of their largest entry")
-    return found
+        print(f"differ by at most {differences[-1]:.1e} of their largest entry")
+    return differences
 
 
 if __name__ == "__main__":

@@ -40,10 +40,10 @@ def head(self, x):
 def use_kernels(model: torch.nn.Module) -> int:
     """Give every HcPre, HcPost and HcHead of a model a forward of this package; return how many there are."""
     forwards = {"HcPre": pre, "HcPost": post, "HcHead": head}
-    found = [m for m in model.modules() if type(m).__name__ in forwards]
-    for module in found:
+    modules = [m for m in model.modules() if type(m).__name__ in forwards]
+    for module in modules:
         module.forward = MethodType(forwards[type(module).__name__], module)
-    return len(found)
+    return len(modules)
 
 
 class Equations(torch.nn.Module):

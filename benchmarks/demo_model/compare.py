@@ -45,17 +45,17 @@ def sensitivity(model: torch.nn.Module, tokens: torch.Tensor) -> dict[str, float
     return largest
 
 
-def differences(found: Results, expected: Results) -> dict[str, float]:
+def differences(tensors: Results, expected: Results) -> dict[str, float]:
     """The largest absolute difference of each result."""
-    if found.keys() != expected.keys():
-        raise ValueError(f"only one has {sorted(found.keys() ^ expected.keys())}")
-    return {name: float((found[name].double() - y.double()).abs().max()) for name, y in expected.items()}
+    if tensors.keys() != expected.keys():
+        raise ValueError(f"only one has {sorted(tensors.keys() ^ expected.keys())}")
+    return {name: float((tensors[name].double() - y.double()).abs().max()) for name, y in expected.items()}
 
 
-def error(found: list[Results], exact: list[Results], names: list[str]) -> float:
+def error(rounded: list[Results], exact: list[Results], names: list[str]) -> float:
     """The norm of the errors of the results named over the norm of these results, all as one vector."""
     pairs = [
-        (f[name].double(), e[name].double()) for f, e in zip(found, exact, strict=True) for name in names
+        (f[name].double(), e[name].double()) for f, e in zip(rounded, exact, strict=True) for name in names
     ]
     squared_error = sum(float((f - e).square().sum()) for f, e in pairs)
     return math.sqrt(squared_error / sum(float(e.square().sum()) for _, e in pairs))

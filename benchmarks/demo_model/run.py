@@ -42,12 +42,12 @@ def verdict(passed: bool) -> str:
 
 def compare_float32(original: torch.nn.Module, patched: torch.nn.Module, tokens: torch.Tensor) -> bool:
     """Logits and every gradient of both, against what a unit in the last place of the parameters makes."""
-    expected, found = compare.results(original, tokens), compare.results(patched, tokens)
-    moved, apart = compare.sensitivity(original, tokens), compare.differences(found, expected)
-    title = f"float32: logits and all {len(found) - 1} gradients"
+    expected, results = compare.results(original, tokens), compare.results(patched, tokens)
+    moved, apart = compare.sensitivity(original, tokens), compare.differences(results, expected)
+    title = f"float32: logits and all {len(results) - 1} gradients"
     table = table_of(title, "of the largest entry", "difference", "one ulp of parameters", "")
     rows = {"logits": ["logits"]}
-    for name in found:
+    for name in results:
         if name != "logits":
             parts = name.split(".")
             path = next((part for part in parts if "hc" in part), None)
@@ -76,7 +76,7 @@ def compare_bfloat16(original: torch.nn.Module, chain: Chain) -> bool:
     batches = [
         chain.draw(training.BATCH, training.LENGTH, generator).to(original.device) for _ in range(BATCHES)
     ]
-    truth, *found = ([compare.results(m, tokens) for tokens in batches] for m in (exact, narrow, patched))
+    truth, *others = ([compare.results(m, tokens) for tokens in batches] for m in (exact, narrow, patched))
     groups = {
         "logits": ["logits"],
         "gradients of mHC": [name for name in truth[0] if "hc" in name],
@@ -88,7 +88,7 @@ def compare_bfloat16(original: torch.nn.Module, chain: Chain) -> bool:
     )  # fmt: skip
     passed = True
     for label, names in groups.items():
-        errors = [compare.error(each, truth, names) for each in found]
+        errors = [compare.error(each, truth, names) for each in others]
         fine = errors[1] <= NO_WORSE * errors[0]
         passed &= fine
         table.add_row(label, *(f"{e:.2e}" for e in errors), verdict(fine))

@@ -85,13 +85,13 @@ def emphasized(name: str) -> str:
 
 def operation_table(rows: pandas.DataFrame) -> str:
     """Its sizes are in the rows where there are several."""
-    found = by(rows, "function", "tokens", "columns", "pass")
-    sizes = sorted({at[1:3] for at in found}, key=lambda size: tuple(map(int, size)))
+    timed = by(rows, "function", "tokens", "columns", "pass")
+    sizes = sorted({at[1:3] for at in timed}, key=lambda size: tuple(map(int, size)))
     records = []
     for size, name in itertools.product(sizes, (*PEERS, FLOOR)):
-        if all(at[0] != name for at in found):
+        if all(at[0] != name for at in timed):
             continue
-        own, floor = ({w: found.get((who, *size, w)) for w in PASSES} for who in (name, FLOOR))
+        own, floor = ({w: timed.get((who, *size, w)) for w in PASSES} for who in (name, FLOOR))
         records.append({
             "": emphasized(name), **({"tokens": f"{int(size[0]):,}"} if len(sizes) > 1 else {}),
             **{which: cell(own[which], floor[which]) for which in PASSES},
@@ -104,10 +104,10 @@ def operation_table(rows: pandas.DataFrame) -> str:
 def whole_and_parts(path: Path) -> str:
     """A site and a boundary beside their parts."""
     rows = read(path).query("tokens == '8192' and operation in @WHOLE and us != ''")
-    found = by(rows, "operation", "columns", "pass", "function")
+    timed = by(rows, "operation", "columns", "pass", "function")
     records = []
     for at in itertools.product(WHOLE, ("4096", "7168"), PASSES):
-        whole, parts, copy = (found.get((*at, name)) for name in (OURS, PARTS, FLOOR))
+        whole, parts, copy = (timed.get((*at, name)) for name in (OURS, PARTS, FLOOR))
         if whole is not None:
             records.append({
                 "": whole.called, "C": at[1], "pass": at[2], "copy": cell(copy, None),
@@ -189,7 +189,7 @@ def saving(theirs: float, ours: float) -> str:
 
 def better(rows: pandas.DataFrame) -> list[dict[str, str]]:
     """Where another package takes less time or memory than ours."""
-    timed, found = by(rows, "function", "tokens", "columns", "pass"), []
+    timed, records = by(rows, "function", "tokens", "columns", "pass"), []
     for (name, *at), row in timed.items():
         mine = timed.get((OURS, *at))
         if name == FLOOR or is_ours(name) or mine is None:
@@ -198,12 +198,12 @@ def better(rows: pandas.DataFrame) -> list[dict[str, str]]:
         place = {"package": name, "operation": row.called, "tokens x C": size}
         if less := saving(row.time, mine.time):
             us = {"what": f"{row['pass']}, us", "theirs": f"{row.time:.4g}", "ours": f"{mine.time:.4g}"}
-            found.append({**place, **us, "less by": less})
+            records.append({**place, **us, "less by": less})
         # compared as they are shown
         if peak(row) and peak(mine) and float(peak(row)) < float(peak(mine)):
             memory = {"what": "memory / gradients, backward", "theirs": peak(row), "ours": peak(mine)}
-            found.append({**place, **memory, "less by": saving(float(row.peak), float(mine.peak))})
-    return found
+            records.append({**place, **memory, "less by": saving(float(row.peak), float(mine.peak))})
+    return records
 
 
 def is_ours(name: str) -> bool:
@@ -216,9 +216,9 @@ def all_better(path: Path) -> str:
     rows = read(path).query("us != ''")
     cells, others = [], []
     for called, own in rows.groupby("called", sort=False):
-        found = better(own)
-        shown = own[own.function.isin({OURS, *(cell["package"] for cell in found)})]
-        cells += found
+        records = better(own)
+        shown = own[own.function.isin({OURS, *(cell["package"] for cell in records)})]
+        cells += records
         others += [f"- {called}, {line.removeprefix('- ')}" for line in of_other_runs(shown)]
     parts = f"{runs(rows)}.", table(cells), "\n".join(others)
     return "\n\n".join(filter(None, parts))
@@ -228,21 +228,21 @@ def summary(path: Path) -> str:
     """A site in one row a function, C = 4096."""
     every = of(read(path), "site")
     rows = every[every["columns"] == "4096"]
-    found = by(rows, "function", "pass")
+    timed = by(rows, "function", "pass")
 
     def us(name: str, which: str) -> str:
-        time = found[name, which].time
-        over = "" if name in (OURS, FLOOR) else f" ({time / found[OURS, which].time:.1f}x)"
+        time = timed[name, which].time
+        over = "" if name in (OURS, FLOOR) else f" ({time / timed[OURS, which].time:.1f}x)"
         return figure(time) + over
 
     records = [
         {
             "": emphasized(name), **{which: us(name, which) for which in PASSES},
-            "memory": peak(found[name, "backward"]),
-            "error": error(found[name, "forward"]), "error, gradients": error(found[name, "backward"]),
+            "memory": peak(timed[name, "backward"]),
+            "error": error(timed[name, "forward"]), "error, gradients": error(timed[name, "backward"]),
         }
         for name in (*PEERS, FLOOR)
-        if (name, "backward") in found and (name == OURS or not is_ours(name))
+        if (name, "backward") in timed and (name == OURS or not is_ours(name))
     ]  # fmt: skip
     said = (
         "Microseconds, in a CUDA graph or queued calls, whichever is faster; in brackets, the ratio to ours "

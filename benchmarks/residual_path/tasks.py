@@ -130,9 +130,9 @@ class Case:
         return PASSES if self.adapter.gradient else PASSES[:1]
 
 
-def distance(found: Tensors, exact: Tensors) -> float:
+def distance(tensors: Tensors, exact: Tensors) -> float:
     """The largest root mean square error of a tensor, relative to its own root mean square."""
-    pairs = zip(found, exact, strict=True)
+    pairs = zip(tensors, exact, strict=True)
     each = [(a.double() - b).norm() / b.norm() for a, b in pairs if b.norm() > 0]
     # of tensors: max() of floats passes over NaN
     return torch.stack(each).max().item()
@@ -143,11 +143,11 @@ def errors(case: Case) -> dict[str, Row]:
     given = case.given()
     exact_leaves = tuple(t.double().requires_grad_() for t in case.few(given))
     exact = peers.definition_of(case.job.function, case.job.operation)(*exact_leaves)
-    found: dict[str, Row] = {
+    by_pass: dict[str, Row] = {
         "forward": {"error": distance(case.few(case.forward(given)()), tuple(t.detach() for t in exact))}
     }
     if not case.adapter.gradient:
-        return found
+        return by_pass
     leaves = tuple(t.detach().requires_grad_() for t in given)
     results = case.call(*leaves)
     upstream = tuple(torch.zeros_like(t) for t in results)
@@ -155,13 +155,13 @@ def errors(case: Case) -> dict[str, Row]:
         part.copy_(drawn_part)
     wanted = torch.autograd.grad(exact, exact_leaves, tuple(t.double() for t in case.few(upstream)))
     gradients = torch.autograd.grad(results, leaves, upstream)
-    found["backward"] = {"error": distance(case.few(gradients), wanted)}
+    by_pass["backward"] = {"error": distance(case.few(gradients), wanted)}
     del gradients, exact, wanted, results
     if case.job.device == "cuda":
         results = case.call(*leaves)
         most, _ = memory.most_allocated(lambda: torch.autograd.grad(results, leaves, upstream))
-        found["backward"]["peak"] = most / sum(t.nbytes for t in leaves)
-    return found
+        by_pass["backward"]["peak"] = most / sum(t.nbytes for t in leaves)
+    return by_pass
 
 
 def copies(moved: int, count: int, device: str) -> timing.Run:

@@ -127,18 +127,18 @@ class Results:
 
     def ratio(self, name: str, **at: object) -> float:
         """How many times as long as ours a function takes."""
-        found, own = self.one(name, **at), self.one(OURS, **at)
-        return numpy.nan if found is None or own is None else found.us / own.us
+        record, own = self.one(name, **at), self.one(OURS, **at)
+        return numpy.nan if record is None or own is None else record.us / own.us
 
     def cells(self, name: str, digits: int | None = None, **at: object) -> dict[str, str]:
         """Time of every timer and pass; with digits, its ratio to ours in float32 too."""
         row = {}
         for (timer, title), which in itertools.product(TIMER.items(), PASSES):
             place = {**at, "which": which, "timer": timer}
-            found, own = self.one(name, **place), self.one(OURS, **{**place, "dtype": "float32"})
-            text = "" if found is None else figure(found.us)
-            if digits and found is not None and own is not None:
-                text += f" ({found.us / own.us:.{digits}f} x)"
+            record, own = self.one(name, **place), self.one(OURS, **{**place, "dtype": "float32"})
+            text = "" if record is None else figure(record.us)
+            if digits and record is not None and own is not None:
+                text += f" ({record.us / own.us:.{digits}f} x)"
             row[f"{which}, {title}"] = text
         return row
 
@@ -165,8 +165,8 @@ def sweep_tables(results: Results) -> list[str]:
         for batch, of in series.groupby("batch"):
             row = {"batch": power(batch)}
             eager, graph = (of[of.timer == timer].set_index("pass") for timer in TIMER)
-            for which, found in eager.iterrows():
-                row |= {f"{which}, us": spread(found), f"{which} / floor": figure(found.x_floor)}
+            for which, record in eager.iterrows():
+                row |= {f"{which}, us": spread(record), f"{which} / floor": figure(record.x_floor)}
             rows.append(row | {f"{which} in a graph, us": figure(us) for which, us in graph.us.items()})
         lines += [f"### n = {n}", "", markdown.of_records(rows), ""]
     return lines

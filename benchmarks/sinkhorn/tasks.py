@@ -85,11 +85,11 @@ def errors(function: peers.Function, x: torch.Tensor, dy: torch.Tensor) -> dict[
 
     few = slice(0, max(1, CHECKED_ENTRIES // x[0].numel()))
     p, dx = exact(x[few].cpu(), dy[few].cpu(), T, eps=peers.EPS, form=function.form, first=function.first)
-    found = {"error": float((passes["forward"]()[few].double().cpu() - p).abs().max())}
+    figures = {"error": float((passes["forward"]()[few].double().cpu() - p).abs().max())}
     if "backward" in passes:
         gradient = passes["backward"]()[few].double().cpu()
-        found["gradient_error"] = float((gradient - dx).norm() / dx.norm())
-    return found
+        figures["gradient_error"] = float((gradient - dx).norm() / dx.norm())
+    return figures
 
 
 @dataclass
@@ -240,9 +240,9 @@ def host(job: Job) -> Iterator[Row | None]:
         run()
     yield None
     calls = max(1, int(job.milliseconds * 10))
-    found = {layer: timing.summary(in_a_row(run, device, calls, rounds=9)) for layer, run in layers.items()}
+    timed = {layer: timing.summary(in_a_row(run, device, calls, rounds=9)) for layer, run in layers.items()}
     now = timing.conditions(device)
-    for layer, times in found.items():
+    for layer, times in timed.items():
         yield {"function": layer, "batch": 128, "n": 4, "timer": "host", **now, **timing.named(times)}
 
 

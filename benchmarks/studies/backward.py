@@ -153,20 +153,20 @@ SHOWN = "exact", "corrected cg", "P frozen"
 def summary(names, errors, n: int, n_iters: int) -> str:
     rows = []
     for method in SHOWN:
-        found = [errors[n, name, n_iters, method] for name in names]
-        rows.append([method, *(f"{e.median():.0e}, {e.max():.0e}" for e in found)])
+        columns = [errors[n, name, n_iters, method] for name in names]
+        rows.append([method, *(f"{e.median():.0e}, {e.max():.0e}" for e in columns)])
     titles = ["gradient", *(s if s.startswith("id") else f"{s} randn" for s in names)]
     return markdown.table(titles, rows, RULE)
 
 
 def no_guarantee(errors, distances) -> str:
     """The largest error seen where the marginal error, or T lambda^T + marginal error, is below a bound."""
-    randn = {cell: found for cell, found in distances.items() if cell[1] != "identity-like"}
+    randn = {cell: pair for cell, pair in distances.items() if cell[1] != "identity-like"}
     rows = []
     for bound in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6):
         row = [f"{bound:.0e}"]
         for cells, kind in ((distances, 0), (randn, 0), (distances, 1)):
-            distance = torch.cat([found[kind] for found in cells.values()])
+            distance = torch.cat([pair[kind] for pair in cells.values()])
             error = torch.cat([errors[(*cell, "corrected direct")] for cell in cells])
             below = error[distance <= bound]
             row.append(f"{below.max():.0e} of {len(below)}")

@@ -65,22 +65,22 @@ def pairs(results: dict[str, Results]) -> str:
         one, other = results[a], results[b]
         both = "b" in one and "b" in other
         flips = f"{(one['b'] != other['b']).double().mean().item():.2%}" if both else ""
-        found = {"a": a, "b": b, "entries of x'y that differ": flips}
+        row = {"a": a, "b": b, "entries of x'y that differ": flips}
         for name in ("out", "dx"):
             off = (one[name].double() - other[name].double()).abs()
-            found[f"{name}: mismatches"] = per_reported(mismatched(one[name], other[name]))
-            found[f"{name}: largest"] = f"{off.max().item():.3g}"
-        rows.append(found)
+            row[f"{name}: mismatches"] = per_reported(mismatched(one[name], other[name]))
+            row[f"{name}: largest"] = f"{off.max().item():.3g}"
+        rows.append(row)
     return table(rows)
 
 
 def errors(results: dict[str, Results], truth: dict[str, testing_dot_compress.Exact]) -> str:
     """Errors against float64, and the share of the budget they take."""
     rows = []
-    for who, found in results.items():
+    for who, tensors in results.items():
         row = {"": who}
         for name in ("out", "dx"):
-            exact, own = truth[name], found[name].cpu()
+            exact, own = truth[name], tensors[name].cpu()
             off = (own.double() - exact.value).abs()
             row[f"{name}: rms error"] = f"{off.square().mean().sqrt().item():.4g}"
             row[f"{name}: largest"] = f"{off.max().item():.3g}"
@@ -222,7 +222,7 @@ def on_a_gpu(seed: int) -> list[str]:
         {"x'y in bfloat16": name, f"of {t.numel():,} differ from torch.bmm": int((t != b["torch.bmm"]).sum())}
         for name, t in b.items()
     ]
-    first = {name: {k: t[:4] for k, t in found.items()} for name, found in results.items()}
+    first = {name: {k: t[:4] for k, t in tensors.items()} for name, tensors in results.items()}
     said = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}"
     return [f"{said}\n\n{errors(first, truth)}", pairs(results), table(flips)]
 

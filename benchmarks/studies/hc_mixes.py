@@ -57,8 +57,8 @@ def table(c: int, deviation: float) -> str:
     dmixes = torch.randn(TOKENS, ROWS, generator=generator)
     exact = results(x.double(), fn.double(), dmixes.double(), lambda t: t)
 
-    def row(said: str, found: dict[str, torch.Tensor]) -> list[str]:
-        wrong = [(found[name].double() - t).abs().max() for name, t in exact.items()]
+    def row(said: str, tensors: dict[str, torch.Tensor]) -> list[str]:
+        wrong = [(tensors[name].double() - t).abs().max() for name, t in exact.items()]
         sizes = [1.0 if name == "comb" else float(t.square().mean().sqrt()) for name, t in exact.items()]
         return [said, *(f"{e / s:.1e}" for e, s in zip(wrong, sizes, strict=True))]
 

@@ -68,14 +68,14 @@ def kernel_parts(x: torch.Tensor, dy: torch.Tensor, case: Case, how: str):
 
 def errors(x: torch.Tensor, dy: torch.Tensor, n_iters: int) -> list[float]:
     """(of P, of dX) of `sinkhorn` and of float32 autograd, relative to the largest entry."""
-    found = []
+    results = []
     for function, dtype in (
         (reference.sinkhorn, torch.float64), (sinkhorn, torch.float32), (reference.sinkhorn, torch.float32),
     ):  # fmt: skip
         leaf = x.to(dtype).requires_grad_()
         p = function(leaf, n_iters, form="log")
-        found.append((p.detach(), *torch.autograd.grad(p, leaf, dy.to(dtype))))
-    exact, *others = found
+        results.append((p.detach(), *torch.autograd.grad(p, leaf, dy.to(dtype))))
+    exact, *others = results
     return [
         ((a.double() - b).abs().max() / b.abs().max()).item()
         for own in others

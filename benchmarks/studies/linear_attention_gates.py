@@ -40,21 +40,21 @@ def problem(gates: str, strength: float, steps: int, dtype: torch.dtype, device:
     return Case({n: x.to(dtype) for n, x in inputs.items()}, drawn(*values).to(dtype)).to(device)
 
 
-def running_sums(case: Case, found: Named) -> Named:
+def running_sums(case: Case, results: Named) -> Named:
     """What follows from the other results without any state, as flash-linear-attention has it."""
 
     def later(terms: torch.Tensor) -> torch.Tensor:
         return terms.flip(1).cumsum(1).flip(1)
 
-    x = {n: t.float() for n, t in {**case.inputs, **found, "do": case.do}.items()}
+    x = {n: t.float() for n, t in {**case.inputs, **results, "do": case.do}.items()}
     dgk = later(x["q"] * x["dq"] - x["k"] * x["dk"])
     return {"dgk": dgk, "dgv": later(x["do"] * x["o"] - x["v"] * x["dv"]), "dg": dgk.sum(-1)}
 
 
-def worst(found: torch.Tensor, exact: torch.Tensor) -> float:
+def worst(gradient: torch.Tensor, exact: torch.Tensor) -> float:
     """The largest error of an entry, relative to the largest entry of its row."""
     row = exact.abs().amax(-1, keepdim=True).clamp(min=UNDERFLOW)
-    return ((found.to(exact) - exact).abs() / row)[:, 1:].max().item()
+    return ((gradient.to(exact) - exact).abs() / row)[:, 1:].max().item()
 
 
 def errors(device: str, dtype: torch.dtype, asked: list[str]) -> Iterator[str]:
@@ -67,12 +67,12 @@ def errors(device: str, dtype: torch.dtype, asked: list[str]) -> Iterator[str]:
         for strength in STRENGTHS:
             case = problem(gates, strength, steps, dtype, device)
             interpreted = device == "cpu" and method == "chunked"
-            found = case.run_module(linear_attention_chunked_launch) if interpreted else case.run(own)
+            ours = case.run_module(linear_attention_chunked_launch) if interpreted else case.run(own)
             baseline = case.cast(torch.float32).run(reference.recurrent_linear_attention)
-            sums = running_sums(case, found)
+            sums = running_sums(case, ours)
             for name in (f"d{gate}" for gate in gates.split()):
                 exact = case.exact[name]
-                three = (sums[name], found[name], baseline[name].to(found[name].dtype))
+                three = (sums[name], ours[name], baseline[name].to(ours[name].dtype))
                 said = [worst(x, exact) for x in three]
                 yield (
                     f"{method} T {steps} {gates}, s = {strength:g}, {name}: "

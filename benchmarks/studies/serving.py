@@ -108,10 +108,10 @@ def theirs(peer: str, scheme: str, given: Drawn):
 
     own = given.projections[0]
     # V4.1's returns pre too
-    for found, expected in zip(run(own), ours(scheme, given)(own), strict=scheme != "V4.1"):
+    for tensor, expected in zip(run(own), ours(scheme, given)(own), strict=scheme != "V4.1"):
         # their projection may be in TF32
-        same = expected.float().reshape(found.shape)
-        torch.testing.assert_close(found.float(), same, rtol=0.02, atol=0.02)
+        same = expected.float().reshape(tensor.shape)
+        torch.testing.assert_close(tensor.float(), same, rtol=0.02, atol=0.02)
     return run
 
 
