@@ -66,8 +66,8 @@ class _Balanced(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         # all are found first, so that a refused gradient leaves every parameter as it was
-        found = [(some, group) for group in self.param_groups for some in _alike(group)]
-        for params, group in found:
+        alike = [(some, group) for group in self.param_groups for some in _alike(group)]
+        for params, group in alike:
             self._update(params, group)
         return loss
 

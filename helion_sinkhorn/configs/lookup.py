@@ -41,8 +41,8 @@ def preferred(
     least = min(tuned) if min(tuned) <= SMALL_BATCH else 1
     batch = min(max(batch, least), max(tuned))
     for version in sorted({e.triton for e in of_key}, key=lambda v: distance(v, running)):
-        if found := nearest(tuple(e for e in of_key if e.triton == version), batch):
-            return found
+        if entry := nearest(tuple(e for e in of_key if e.triton == version), batch):
+            return entry
     return None
 
 
@@ -105,16 +105,16 @@ def own_and_family(device: Device) -> list[str]:
 @functools.cache
 def other_batches(device: Device, kernel: str, key: store.Key) -> str:
     """The batches and versions of Triton at which a key is tuned, in words; empty if there are none."""
-    found = [
+    entries = [
         entry
         for name in own_and_family(device)
         for folder in store.folders()
         for entry in store.read(folder, name, kernel)
         if entry.key == key
     ]
-    versions = ", ".join(sorted({entry.triton or "an unknown one" for entry in found}))
-    batches = sorted({entry.batch for entry in found})
-    return f"{', '.join(map(str, batches))} (Triton {versions})" if found else ""
+    versions = ", ".join(sorted({entry.triton or "an unknown one" for entry in entries}))
+    batches = sorted({entry.batch for entry in entries})
+    return f"{', '.join(map(str, batches))} (Triton {versions})" if entries else ""
 
 
 @functools.cache
@@ -132,16 +132,16 @@ def find(
     for folder in folders:
         files = {name: store.read(folder, name, kernel) for name in own_and_family(device)}
         every = tuple(itertools.chain(*files.values()))
-        found = [
+        candidates = [
             (name, entry)
             for name, entries in files.items()
             if (entry := preferred(entries, key, batch, running, every))
         ]
-        if not found:
+        if not candidates:
             continue
         # on an H100 its own config is at most 1.15 times as fast as an H200's (184 keys, median 1.00),
         # but Triton 3.9 runs its own config up to 1.28 times as fast as one of 3.6 (92 keys, median 1.04)
-        name, entry = min(found, key=lambda pair: distance(pair[1].triton, running))
+        name, entry = min(candidates, key=lambda pair: distance(pair[1].triton, running))
         if entry.triton != running:
             say_version(kernel, entry.triton, running)
         if name != device.key:

@@ -161,12 +161,12 @@ def is_current(data: dict[str, Any]) -> bool:
 
 def entries_of(data: dict[str, Any], path: Path) -> tuple[Entry, ...]:
     """The entries of a file of this version at <folder>/<device>/<kernel>.json; it may be anything else."""
-    for name, found, expected in (
+    for name, stated, expected in (
         ("device", data["device"]["key"], path.parent.name),
         ("kernel", data["kernel"], path.stem),
     ):
-        if found != expected:
-            raise ValueError(f"its {name} is {found!r:.80}, and a file in this place needs {expected!r}")
+        if stated != expected:
+            raise ValueError(f"its {name} is {stated!r:.80}, and a file in this place needs {expected!r}")
     entries = tuple(_entry(e, path) for e in data["entries"])
     if len({(e.key, e.batch, e.triton) for e in entries}) < len(entries):
         raise ValueError("two entries for one key")

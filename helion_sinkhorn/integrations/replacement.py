@@ -78,14 +78,14 @@ def replace(package: Package, model: torch.nn.Module, layers: bool, **options: A
         if isinstance(module, tuple(package.back)):
             raise ValueError(f"{_called(name, module)} is patched already; call unpatch first")
     changed = kinds(package.connections + package.heads + (package.layers if layers else ()))
-    found = {name: m for name, m in model.named_modules() if isinstance(m, changed)}
-    if all(isinstance(m, kinds(package.layers)) for m in found.values()):
+    modules = {name: m for name, m in model.named_modules() if isinstance(m, changed)}
+    if all(isinstance(m, kinds(package.layers)) for m in modules.values()):
         _refuse_model(package, model)
-    for name, module in found.items():
+    for name, module in modules.items():
         _check_wrappers(package, _called(name, module), module, "patch")
         _check_code(package, _called(name, module), module)
     known = package.known
-    added = {module: _attributes(known[type(module)], module, options) for module in found.values()}
+    added = {module: _attributes(known[type(module)], module, options) for module in modules.values()}
     for module, attributes in added.items():
         turn(module, known[type(module)].ours)
         vars(module).update(attributes)
@@ -96,16 +96,16 @@ def restore(package: Package, model: torch.nn.Module) -> Patched:
     """Undo `replace`."""
     _check_model(model)
     back = package.back
-    found = {name: m for name, m in model.named_modules() if isinstance(m, tuple(back))}
-    if not found:
+    modules = {name: m for name, m in model.named_modules() if isinstance(m, tuple(back))}
+    if not modules:
         raise ValueError(f"{type(model).__name__} is not patched")
-    for name, module in found.items():
+    for name, module in modules.items():
         _check_wrappers(package, _called(name, module), module, "unpatch")
-    for module in found.values():
+    for module in modules.values():
         turn(module, back[type(module)])
         for name in ADDED:
             vars(module).pop(name, None)
-    return _count(package, found.values())
+    return _count(package, modules.values())
 
 
 def kinds(column: Iterable[Known]) -> tuple[type[torch.nn.Module], ...]:

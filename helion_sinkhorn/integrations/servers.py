@@ -116,12 +116,12 @@ def per_stream(post: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
 def check_parameters(where: str, theirs: Callable[..., Any], ours: Callable[..., Any], release: str) -> None:
     """Raise RuntimeError if a function takes other arguments than its replacement."""
     beside = "self", "theirs"
-    found, wanted = (
+    names, wanted = (
         [name for name in inspect.signature(function).parameters if name not in beside]
         for function in (theirs, ours)
     )
-    if found != wanted:
+    if names != wanted:
         raise RuntimeError(
-            f"{where} takes ({', '.join(found)}), and the plug-in was written for {release}, where it takes "
+            f"{where} takes ({', '.join(names)}), and the plug-in was written for {release}, where it takes "
             f"({', '.join(wanted)}); install {release}, or unset HELION_SINKHORN_SERVE"
         )

@@ -53,11 +53,11 @@ def post_fusion(
     pre, post, comb = coefficients
     site, norm = next.hc, next.norm
     constants = site.cfg.rms_eps, site.cfg.eps, site.cfg.eps, MHC_POST_MULT_VALUE, site.cfg.sinkhorn_iters
-    found = taken.seam(
+    seam = taken.seam(
         (y, post, comb), residual, (site.fn, site.scale, site.base), constants,
         norm.weight, norm.variance_epsilon, pre,
     )  # fmt: skip
-    return HcState(found.residual, pre, HcNormed(found.y), (found.pre, found.post, found.comb))
+    return HcState(seam.residual, pre, HcNormed(seam.y), (seam.pre, seam.post, seam.comb))
 
 
 HOOKS = {

@@ -105,7 +105,7 @@ def head_like(module: Any, **options: Any) -> HyperHead:
 
 
 CONNECTION, HEAD, NORM = (
-    {"forward": (found,)} for found in ("b42919bad4c937d7", "81e9adf9c02b338a", "db1bcbbbbe91c788")
+    {"forward": (digest,)} for digest in ("b42919bad4c937d7", "81e9adf9c02b338a", "db1bcbbbbe91c788")
 )
 PACKAGE = Package(
     "transformers",

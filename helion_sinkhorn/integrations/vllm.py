@@ -64,8 +64,8 @@ def mhc_pre_delayed(
             first = torch.eye(1, residual.size(-2), device=residual.device)
             pre_mix = first.expand(residual.shape[:-1])
         site = fn, hc_scale, hc_base
-        found = taken.seam(update, residual, site, constants, norm_weight, norm_eps, pre_mix)
-        streams, others = found.residual, (found.post.unsqueeze(-1), found.comb, found.y, found.pre)
+        seam = taken.seam(update, residual, site, constants, norm_weight, norm_eps, pre_mix)
+        streams, others = seam.residual, (seam.post.unsqueeze(-1), seam.comb, seam.y, seam.pre)
     return residual.new_empty(0) if update is None else streams, *others
 
 
@@ -94,8 +94,8 @@ def mhc_fused_post_pre(
     """The new streams, their post (..., n, 1), comb and the next sublayer's input, by `hc_boundary`."""
     constants = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
     update = x, post_layer_mix, comb_res_mix
-    found = taken.seam(update, residual, (fn, hc_scale, hc_base), constants, norm_weight, norm_eps)
-    return found.residual, found.post.unsqueeze(-1), found.comb, found.y
+    seam = taken.seam(update, residual, (fn, hc_scale, hc_base), constants, norm_weight, norm_eps)
+    return seam.residual, seam.post.unsqueeze(-1), seam.comb, seam.y
 
 
 def _coefficients(streams: torch.Tensor) -> torch.Tensor:
@@ -192,14 +192,14 @@ def _class_in_place_of(theirs: type[torch.nn.Module], operator: Callable[..., An
     def __init__(self, *given: Any, **options: Any) -> None:
         theirs.__init__(self, *given, **options)
         # the method of the instance made last: instances have no state except parts that are all alike
-        _left[name] = getattr(super(made, self), METHOD)
+        _left[name] = getattr(super(subclass, self), METHOD)
 
     def method(self, *given: Any, **options: Any) -> Any:
-        found = operator(*given, **options)
-        if is_delayed and found[0].dim() == 1:
-            return given[0] if given else options["residual"], *found[1:]
-        return found
+        results = operator(*given, **options)
+        if is_delayed and results[0].dim() == 1:
+            return given[0] if given else options["residual"], *results[1:]
+        return results
 
-    made = type(theirs.__name__, (theirs,), {"__init__": __init__, METHOD: method, "taken": taken})
-    made.__module__ = __name__
-    return made
+    subclass = type(theirs.__name__, (theirs,), {"__init__": __init__, METHOD: method, "taken": taken})
+    subclass.__module__ = __name__
+    return subclass

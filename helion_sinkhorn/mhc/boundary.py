@@ -169,8 +169,8 @@ class HyperBoundary(HyperConnection):
         site, options = with_norm(self.site, self.options, y_norm, streams)
         check_boundary(update, streams, site, pre)
         given = update, streams, site, pre, options, check_implementation(self.implementation)
-        found = crossing(*given) if out is None else crossing_into(out, *given)
-        return with_joined(found) if self.merged else found
+        crossed = crossing(*given) if out is None else crossing_into(out, *given)
+        return with_joined(crossed) if self.merged else crossed
 
     def enter(self, streams: torch.Tensor, *, y_norm: torch.nn.Module | None = None) -> Site:
         """Raise TypeError: there is a sublayer before a boundary, whose output comes with the streams."""

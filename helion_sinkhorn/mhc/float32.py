@@ -36,7 +36,7 @@ class Float32Parameters(torch.nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         # load_state_dict hands its own copy of the dict
         for name in self._parameters:
-            found = state_dict.get(prefix + name)
-            if isinstance(found, torch.Tensor):
-                state_dict[prefix + name] = widened(found)
+            parameter = state_dict.get(prefix + name)
+            if isinstance(parameter, torch.Tensor):
+                state_dict[prefix + name] = widened(parameter)
         super()._load_from_state_dict(state_dict, prefix, *arguments)

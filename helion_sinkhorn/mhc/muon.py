@@ -46,11 +46,11 @@ def orthogonalized(momenta: Sequence[torch.Tensor], steps: int = 5) -> list[torc
         if m.dim() != 2:
             raise ValueError(f"momenta[{k}] has shape {tuple(m.shape)}; pass (rows, columns)")
         groups.setdefault((m.shape, COMPUTING[m.dtype], m.device), []).append(k)
-    found: dict[int, torch.Tensor] = {}
+    orthogonal: dict[int, torch.Tensor] = {}
     for (_, dtype, _), places in groups.items():
         batch = _newton_schulz(torch.stack([momenta[k].to(dtype) for k in places]), steps)
-        found.update((k, x.to(momenta[k].dtype)) for k, x in zip(places, batch, strict=True))
-    return [found[k] for k in range(len(momenta))]
+        orthogonal.update((k, x.to(momenta[k].dtype)) for k, x in zip(places, batch, strict=True))
+    return [orthogonal[k] for k in range(len(momenta))]
 
 
 def _newton_schulz(x: torch.Tensor, steps: int) -> torch.Tensor:

@@ -110,13 +110,13 @@ def quantize(
     given = u, group, scales, layout, float(floor)
     direct = out is not None and _may_write(out, *given[:4])
     if implementation_for(implementation, "u", u, beyond) == "pytorch":
-        found = eager.forward(*given)
+        rounded = eager.forward(*given)
     elif direct:
         count_change(*out)
-        found = torch_op.forward(*given, out=out)
+        rounded = torch_op.forward(*given, out=out)
     else:
-        found = torch_op.call(*given)
-    return Quantized(*(found if out is None else map(written, found, out)))
+        rounded = torch_op.call(*given)
+    return Quantized(*(rounded if out is None else map(written, rounded, out)))
 
 
 def _may_write(out: Quantized, u: torch.Tensor, group: int, scales: str, layout: str) -> bool:

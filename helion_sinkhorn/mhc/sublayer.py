@@ -142,9 +142,9 @@ class HyperSublayer(torch.nn.Module):
 
 
 def _check_not_rounded(pending: Pending) -> None:
-    wanted, found = COMPUTING[pending.streams.dtype], pending.comb.dtype
-    if found != wanted:
+    wanted, dtype = COMPUTING[pending.streams.dtype], pending.comb.dtype
+    if dtype != wanted:
         raise ValueError(
-            f"comb between two sublayers is {found}; pass it on as it was made, {wanted}: a policy of FSDP2 "
+            f"comb between two sublayers is {dtype}; pass it on as it was made, {wanted}: a policy of FSDP2 "
             "needs cast_forward_inputs=False"
         )

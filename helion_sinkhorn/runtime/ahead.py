@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.runtime.dispatch import compiling, signature
-from helion_sinkhorn.runtime.generated import PINNED, found, generating
+from helion_sinkhorn.runtime.generated import PINNED, generating, stored
 from helion_sinkhorn.runtime.kernel import Built
 from helion_sinkhorn.runtime.launch import Launcher, device_at, launching_with
 from helion_sinkhorn.runtime.upcoming import upcoming
@@ -155,6 +155,6 @@ def compilations(kernel: Built, *arguments: Any, device: torch.device) -> list[t
             (function, functools.partial(function.run, *own, grid=grid, warmup=True, **(PINNED | options)))
         )
 
-    if host := found(kernel, arguments, of):
+    if host := stored(kernel, arguments, of):
         host(*given, _launcher=launcher)
     return jobs

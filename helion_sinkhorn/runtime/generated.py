@@ -34,17 +34,17 @@ def host_function(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) 
 
     `signature` is the part of the arguments that generated code depends on.
     """
-    if known := found(kernel, args, signature):
-        return known
+    if host := stored(kernel, args, signature):
+        return host
     name = program_cache.file_name(kernel.name, *decisions(kernel, args, signature))
     return generated(kernel, args, functools.partial(program_cache.keep, name))
 
 
-def found(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) -> Callable[..., None] | None:
+def stored(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) -> Callable[..., None] | None:
     """The host function that came with the package or was kept on disk, without importing Helion."""
     decided, device = decisions(kernel, args, signature)
-    if came := shipped.program(kernel.kernel, kernel.name, decided, device):
-        return came
+    if host := shipped.program(kernel.kernel, kernel.name, decided, device):
+        return host
     # only then: the name has a digest of every module
     name = program_cache.file_name(kernel.name, decided, device)
     return program_cache.kept(name, kernel.name, lambda code: adapted(code, kernel.kernel, device))
@@ -104,15 +104,15 @@ def apart(args: Sequence[Any]) -> list[Any]:
     hc_site_backward takes a third longer (H200, 8192 tokens of 4 x 4096: 343 and 453 us), in place or not.
     """
     seen: set[int] = set()
-    found = []
+    separate = []
     for a in args:
         if isinstance(a, torch.Tensor):
             memory = a.untyped_storage()._cdata
             if memory in seen:
                 a = torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device)
             seen.add(memory)
-        found.append(a)
-    return found
+        separate.append(a)
+    return separate
 
 
 @contextlib.contextmanager

@@ -102,14 +102,14 @@ def target(device: torch.device) -> tuple[object, ...]:
     """The properties of a device that decide generated code."""
     if device.type != "cuda":
         return (device.type,)
-    found = torch.cuda.get_device_properties(device)
-    arch = found.gcnArchName.split(":")[0] if torch.version.hip else (found.major, found.minor)
-    return bool(torch.version.hip), arch, found.multi_processor_count, found.warp_size
+    properties = torch.cuda.get_device_properties(device)
+    arch = properties.gcnArchName.split(":")[0] if torch.version.hip else (properties.major, properties.minor)
+    return bool(torch.version.hip), arch, properties.multi_processor_count, properties.warp_size
 
 
-def is_ours(found: os.stat_result) -> bool:
+def is_ours(status: os.stat_result) -> bool:
     """Whether a file or folder belongs to this user, and nobody else may write it."""
-    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 @functools.cache
@@ -132,12 +132,12 @@ def _content(name: str) -> bytes:
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=inside)
         with open(file, "rb") as opened:
-            found = os.fstat(file)
-            for path, of in ((at, os.fstat(inside)), (at / name, found)):
+            status = os.fstat(file)
+            for path, of in ((at, os.fstat(inside)), (at / name, status)):
                 if not is_ours(of):
                     say_foreign(path)
                     raise PermissionError(path)
-            if not stat.S_ISREG(found.st_mode):
+            if not stat.S_ISREG(status.st_mode):
                 raise OSError(f"{at / name} is no regular file")
             return opened.read()
     finally:

@@ -96,8 +96,8 @@ def sinkhorn_balance(
     if out is not None:
         torch_op.call_into(part, written, *options, groups, serves)
         return out
-    found = torch_op.call(part, *options, groups, serves)
-    return whole(found, update) if sharded else found
+    balanced = torch_op.call(part, *options, groups, serves)
+    return whole(balanced, update) if sharded else balanced
 
 
 def _check(update, out) -> None:

@@ -28,10 +28,10 @@ def row_norms(entries: torch.Tensor) -> torch.Tensor:
 
 def norms(x: torch.Tensor) -> torch.Tensor:
     """The norms (B, m) of rows."""
-    found = x.new_empty(x.shape[:2], dtype=COMPUTING[x.dtype])
+    norms_of_rows = x.new_empty(x.shape[:2], dtype=COMPUTING[x.dtype])
     for at in blocks(x):
-        found[at] = row_norms(x[at].to(found.dtype))
-    return found
+        norms_of_rows[at] = row_norms(x[at].to(norms_of_rows.dtype))
+    return norms_of_rows
 
 
 def momentum(
@@ -41,17 +41,17 @@ def momentum(
 
     Return the norms (B, m) of the rows of what is stored last.
     """
-    found = x.new_empty(x.shape[:2], dtype=COMPUTING[x.dtype])
+    norms_of_rows = x.new_empty(x.shape[:2], dtype=COMPUTING[x.dtype])
     for at in blocks(x):
-        terms = x[at].to(found.dtype) * (1.0 - momentum)
-        mean = (average[at].to(found.dtype) * momentum).add_(terms)
+        terms = x[at].to(norms_of_rows.dtype) * (1.0 - momentum)
+        mean = (average[at].to(norms_of_rows.dtype) * momentum).add_(terms)
         average[at] = mean
         stored = average[at]
         if ahead is not None:
             ahead[at] = mean.mul_(momentum).add_(terms)
             stored = ahead[at]
-        found[at] = row_norms(stored.to(found.dtype))
-    return found
+        norms_of_rows[at] = row_norms(stored.to(norms_of_rows.dtype))
+    return norms_of_rows
 
 
 def order(live: torch.Tensor) -> None:
@@ -65,9 +65,9 @@ def iterate(
     scales = d[at]
     u = (x[at].to(c.dtype) * c[at[0]].unsqueeze(1)).masked_fill_((scales == 0).unsqueeze(2), 0.0)
     if row_step:
-        found = row_norms(u)
+        norms_of_rows = row_norms(u)
         # a line of zeros keeps its scale, which must not become infinite
-        scales = scales / torch.where(found == 0, 1.0, scales * found + eps)
+        scales = scales / torch.where(norms_of_rows == 0, 1.0, scales * norms_of_rows + eps)
     return u.mul_(scales.unsqueeze(2)), scales
 
 

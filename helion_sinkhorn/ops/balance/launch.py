@@ -55,9 +55,9 @@ class Launches(NamedTuple):
     choices: Choices = NO_CHOICES
 
     def norms(self, x: torch.Tensor) -> torch.Tensor:
-        found = x.new_empty(x.shape[:2], dtype=torch.float32)
-        self._launch(NORMS, x, (x.flatten(0, 1), found.view(-1)))
-        return found
+        norms_of_rows = x.new_empty(x.shape[:2], dtype=torch.float32)
+        self._launch(NORMS, x, (x.flatten(0, 1), norms_of_rows.view(-1)))
+        return norms_of_rows
 
     def order(self, live: torch.Tensor) -> Order:
         """The order of rows, with masked rows after the others; nothing waits for the device."""

@@ -36,14 +36,14 @@ def attend(run: Callable[..., tuple[torch.Tensor, torch.Tensor]], arguments: Seq
 
     def placements(sequences: int | None, heads: int | None) -> list[Placement]:
         """Placements of a tensor with these dimensions, one for each dimension of the mesh."""
-        found: list[Placement] = []
+        placed: list[Placement] = []
         for of_q in q.placements:
             # packed sequences are one batch
             dim = (
                 sequences if of_q.is_shard(0) and cu_seqlens is None else heads if of_q.is_shard(2) else None
             )
-            found.append(Replicate() if dim is None else Shard(dim))
-        return found
+            placed.append(Replicate() if dim is None else Shard(dim))
+        return placed
 
     def local(i: int, x: Any) -> Any:
         if not isinstance(x, DTensor):

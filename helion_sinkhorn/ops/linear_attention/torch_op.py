@@ -96,9 +96,9 @@ def _gradient(ctx, do, dend):
         )
     wanted = [ctx.needs_input_grad[i] for i in DIFFERENTIABLE]
     options = ctx.scale, start, ctx.reverse, cu_seqlens, ctx.serves, wanted
-    found = iter(apply_backward(do, dend, *tensors, *options))
+    wanted_gradients = iter(apply_backward(do, dend, *tensors, *options))
     # the wanted gradients, in the order of the arguments
-    *gradients, dstart = [next(found) if w else None for w in wanted]
+    *gradients, dstart = [next(wanted_gradients) if w else None for w in wanted]
     return *gradients, None, dstart, None, None, None
 
 
@@ -125,11 +125,11 @@ def _register_vmap(name: str, first: int) -> None:
         size = info.batch_size
         arguments = [batch_first(x, d, size) for x, d in zip(arguments, in_dims, strict=True)]
         if size > 0 and arguments[first + 4] is None and arguments[first + 10] is None:
-            found = operator(*[x.flatten(0, 1) if isinstance(x, torch.Tensor) else x for x in arguments])
-            found = [x.unflatten(0, (size, x.size(0) // size)) for x in found]
+            results = operator(*[x.flatten(0, 1) if isinstance(x, torch.Tensor) else x for x in arguments])
+            results = [x.unflatten(0, (size, x.size(0) // size)) for x in results]
         else:
-            found = one_by_one(operator, _empty_gradients if first else _empty_results, size, arguments)
-        return (found, [0] * len(found)) if first else (tuple(found), (0, 0))
+            results = one_by_one(operator, _empty_gradients if first else _empty_results, size, arguments)
+        return (results, [0] * len(results)) if first else (tuple(results), (0, 0))
 
 
 _register_vmap(FORWARD, 0)

@@ -126,13 +126,13 @@ def backward(
             d = torch.zeros_like(z) if dy is None else dy[part].to(dtype).contiguous()
             if eps:
                 d, scale = of_order_one(d, ranks) if may_overflow(eps) else (d, None)
-                found = eps_form.backward(z, d, eps, us[:, part], vs[:, part], ranks)
+                gradient = eps_form.backward(z, d, eps, us[:, part], vs[:, part], ranks)
                 if scale is not None:
-                    found.mul_(scale)
+                    gradient.mul_(scale)
             else:
                 of = log_form.problem(z, *cut(part, *marginals), ranks)
-                found, *own = log_form.backward(of, d, *cut(part, *upstream), us[:, part], vs[:, part])
+                gradient, *own = log_form.backward(of, d, *cut(part, *upstream), us[:, part], vs[:, part])
                 for into, t in zip(of_marginals, own, strict=False):
                     into[part] = t
-            dx[part] = found if temperature == 1.0 else found.div_(temperature)
+            dx[part] = gradient if temperature == 1.0 else gradient.div_(temperature)
     return gradients

@@ -145,21 +145,21 @@ def pieces(x: torch.Tensor, rounds: bool) -> list[tuple[slice, slice]]:
     one begins in the one before.
     """
     batch, n, m = x.shape
-    tail, found = n % ALIGNED, []
+    tail, slices = n % ALIGNED, []
     for part in together(x):
         fit = SCRATCH_BYTES // (4 * m * (part.stop - part.start)) - tail if rounds else n
         step = max(1, fit // ALIGNED) * ALIGNED
         height = step + tail
         if height >= n:
-            found.append((part, slice(None)))
+            slices.append((part, slice(None)))
             continue
         matrices = range(batch)[part]
         # Helion chooses 32-bit indices by the entries of a piece, which lie farther apart
         far = (len(matrices) - 1) * n * m + height * m >= INT32_ELEMENTS
         parts = [slice(k, k + 1) for k in matrices] if far else [part]
         starts = *range(0, n - height, step), n - height
-        found += [(each, slice(k, k + height)) for each in parts for k in starts]
-    return found
+        slices += [(each, slice(k, k + height)) for each in parts for k in starts]
+    return slices
 
 
 def backward(

@@ -83,8 +83,8 @@ def _gradient(ctx, dp, df, dg, *_):
             *_, vectors_of_rows, vectors_of_columns = call(logits, *marginals, *options)
         vectors = [vectors_of_rows, vectors_of_columns]
     given = dp, df, dg, logits, *marginals, *vectors
-    dx, *found = apply_backward(*given, ctx.eps, ctx.first, ctx.temperature, how, *ctx.ranks)
-    of_marginals = [None if t is None else d.to(t.dtype) for t, d in zip(marginals, found, strict=True)]
+    dx, *gradients = apply_backward(*given, ctx.eps, ctx.first, ctx.temperature, how, *ctx.ranks)
+    of_marginals = [None if t is None else d.to(t.dtype) for t, d in zip(marginals, gradients, strict=True)]
     return dx, *of_marginals, *[None] * 9
 
 

@@ -137,9 +137,9 @@ def _log_taken_back(product: Products, of: State, own: Tensors, rows, columns) -
     for t in range(last, 0, -1):
         product.base, product.f, product.g = of.bases[t], fs[t], gs[t]
         if t == last:
-            found = product.rows(rest, own_f, 1.0, left_out)
+            sums = product.rows(rest, own_f, 1.0, left_out)
         else:
-            found = product.rows(columns[t]).neg_()
-        rows[t] = shared(found, of.log_r)
+            sums = product.rows(columns[t]).neg_()
+        rows[t] = shared(sums, of.log_r)
         product.g = gs[t - 1]
         columns[t - 1] = shared(product.columns(rows[t]).neg_(), of.log_c) * of.rests[t - 1].square()
