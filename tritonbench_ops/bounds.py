@@ -49,12 +49,12 @@ def largest_of_tokens(
         entries: those of the widest tensor that are computed in float64 at a time.
     """
     given, shares = [t.detach() for t in given], [0.0]
-    found = {name: t for name, t in results.items() if t is not None}
+    tensors = {name: t for name, t in results.items() if t is not None}
     widest = max(t[0].numel() for t in given)
     for at in pieces(len(given[0]), entries, widest):
         piece = [t[None, at] for t in given]
         truth, budgets = exact(*piece), error_budget(*piece)
-        shares += [largest_share(t[None, at], truth[name], budgets[name]) for name, t in found.items()]
+        shares += [largest_share(t[None, at], truth[name], budgets[name]) for name, t in tensors.items()]
     return max(shares)
 
 

@@ -162,21 +162,21 @@ def checked(arguments: Sequence[str]) -> list[str]:
     whole.add_argument("--mode", choices=MODES)
     given, rest = whole.parse_known_args(arguments)
     theirs = [path.parent.name for path in folder.glob("operators/**/__init__.py")]
-    found = []
+    names = []
     for name in filter(None, map(str.strip, given.op.split(","))):
         ours = name.lower() in NAMES
-        found.append(name.lower() if ours else name)
+        names.append(name.lower() if ours else name)
         near = difflib.get_close_matches(name.lower(), [*NAMES, *theirs], 1)
         if not ours and near and name.lower() not in map(str.lower, theirs):
             whole.error(
                 f"argument --op: {name} is no operator of tritonbench or of this package; is it {near[0]}?"
             )
     known = {"--help", *TIME_FLAGS, *flags_of(folder)}
-    for name in set(found) & set(NAMES):
+    for name in set(names) & set(NAMES):
         own = parser(name)
         _, left = own.parse_known_args([word for word in rest if word not in ("-h", "--help")])
         refuse_unknown(own, left, known)
-    return found
+    return names
 
 
 def refuse_unknown(own: argparse.ArgumentParser, words: Iterable[str], known: set[str]) -> None:

@@ -132,8 +132,8 @@ class Judged:
     @property
     def baselines(self):
         """Names of the baselines: tritonbench has one string in August 2025, and a list in 2026."""
-        found = self.triton_op.BASELINE_BENCHMARKS[self.name]
-        return [found] if isinstance(found, str) else list(found)
+        names = self.triton_op.BASELINE_BENCHMARKS[self.name]
+        return [names] if isinstance(names, str) else list(names)
 
     def get_input_iter(self):
         for case in self.cases:
@@ -237,14 +237,14 @@ class Judged:
                 raise NotImplementedError("has no gradient")
             adjoint = functools.partial(torch.autograd.grad, out, leaves, upstream, retain_graph=True)
 
-        def run():
-            found = adjoint()
-            gradients = [found] if isinstance(found, torch.Tensor) else found
+        def backward():
+            returned = adjoint()
+            gradients = [returned] if isinstance(returned, torch.Tensor) else returned
             for leaf, gradient in zip(leaves, gradients, strict=True):
                 leaf.grad = gradient
             return leaves
 
-        return run
+        return backward
 
     def restore_inputs(self, name):
         """Give the next backend the inputs as they were drawn; one that changed them is not right."""
@@ -271,13 +271,13 @@ class Judged:
         other, bits = runs.other, [t.to(self.device) for t in runs.first]
         inputs = {t.untyped_storage().data_ptr() for t in given(self.example_inputs)}
         for _ in range(CALLS - 1):
-            found = flat(*self.computed(fn))
-            other = other or bool(differ(bits, found)) if bits else False
-            bits = bits or [t.clone() for t in found]
-            for tensor in found:
+            tensors = flat(*self.computed(fn))
+            other = other or bool(differ(bits, tensors)) if bits else False
+            bits = bits or [t.clone() for t in tensors]
+            for tensor in tensors:
                 if tensor.untyped_storage().data_ptr() not in inputs:
                     tensor.fill_(math.nan)
-            found = tensor = runs.out = None
+            tensors = tensor = runs.out = None
         out, gradients = self.computed(fn)
         runs.out = None
         if other or differ(bits, flat(out, gradients)):
@@ -293,11 +293,11 @@ class Judged:
         """Raises where a result has another shape or dtype than its upstream gradient."""
         if out is None:
             return
-        found, expected = (
+        shapes, expected = (
             [(tuple(t.shape), t.dtype) for t in tensors] for tensors in (flat(out), self.upstreams())
         )
-        if found != expected:
-            raise ValueError(f"returned {found}, not {expected}")
+        if shapes != expected:
+            raise ValueError(f"returned {shapes}, not {expected}")
 
     def computed(self, fn):
         """The results of one call."""
@@ -363,8 +363,8 @@ class Judged:
         return self.share(fn) / theirs if theirs else math.inf
 
     def share_of_inductor(self, name):
-        found = self.results_of_inductor()
-        return None if found is None else self.worst(self.errors_of(name, *found))
+        results = self.results_of_inductor()
+        return None if results is None else self.worst(self.errors_of(name, *results))
 
     def results_of_inductor(self):
         """(out, gradients) of this mode as torch.compile computes them; None where this run leaves it out."""

@@ -31,10 +31,10 @@ def register() -> None:
 
     @functools.wraps(listed)
     def paths() -> list[str]:
-        found = listed()
+        theirs = listed()
         # a link in tritonbench's tree lists it already
-        listed_already = {Path(path).name for path in found}
-        return sorted([*found, *(str(FOLDER / name) for name in NAMES if name not in listed_already)])
+        listed_already = {Path(path).name for path in theirs}
+        return sorted([*theirs, *(str(FOLDER / name) for name in NAMES if name not in listed_already)])
 
     paths.lists_ours = True
     op._list_opbench_paths = paths

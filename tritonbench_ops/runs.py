@@ -15,11 +15,11 @@ def differ(a: Tensors, b: Tensors) -> bool | torch.Tensor:
     """Whether any bit does; on a GPU a tensor that nobody has waited for."""
     if [(t.shape, t.dtype) for t in a] != [(t.shape, t.dtype) for t in b]:
         return True
-    found: bool | torch.Tensor = False
+    differs: bool | torch.Tensor = False
     for one, other in zip(a, b, strict=True):
         whole = INTEGERS[one.itemsize]
-        found = (one.detach().view(whole) != other.detach().view(whole)).any() | found
-    return found
+        differs = (one.detach().view(whole) != other.detach().view(whole)).any() | differs
+    return differs
 
 
 class Runs:
@@ -70,11 +70,11 @@ class Runs:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             self.captured = True
             return
-        found = self.results(self.out)
-        if found and not self.first:
-            self.first = [t.detach().clone() for t in found]
-        elif found:
-            self.other = self.other | differ(self.first, found)
+        results = self.results(self.out)
+        if results and not self.first:
+            self.first = [t.detach().clone() for t in results]
+        elif results:
+            self.other = self.other | differ(self.first, results)
 
     def rest(self) -> None:
         """Look at the last timed run, and leave the device's memory to other backends."""

@@ -31,31 +31,31 @@ def failures(
         baselines: tested only if another backend runs, so a missing result is no failure.
         accurate: (x value, backend) -> whether its result was right.
     """
-    found = []
+    sentences = []
     if inputs < 1:
-        found.append("no input was chosen: --input-id is beyond the last input, or --num-inputs is 0")
+        sentences.append("no input was chosen: --input-id is beyond the last input, or --num-inputs is 0")
     elif len(results) < inputs:
-        found.append(f"{len(results)} of {inputs} inputs were completed")
+        sentences.append(f"{len(results)} of {inputs} inputs were completed")
     for x_value, row in results:
         for name in wanted:
             if name not in row:
-                found.append(f"{name} did not run at {x_value}")
+                sentences.append(f"{name} did not run at {x_value}")
             elif row[name].error_msg:
-                found.append(f"{name} raised at {x_value}: {row[name].error_msg}")
+                sentences.append(f"{name} raised at {x_value}: {row[name].error_msg}")
             elif name in judged and not accurate.get((x_value, name), name in baselines):
-                found.append(f"{name} is inaccurate at {x_value}")
-    return found
+                sentences.append(f"{name} is inaccurate at {x_value}")
+    return sentences
 
 
-def report(found: Sequence[str]) -> None:
+def report(sentences: Sequence[str]) -> None:
     """Print the failures and make the process, or the launcher that waits for it, exit with 1."""
-    for sentence in found:
+    for sentence in sentences:
         print(f"FAILED: {sentence}", file=sys.stderr)
     path = os.environ.get(VERDICTS)
     if path:
         with open(path, "a") as file:
-            file.write(f"{ENDED} {len(found)}\n")
-    elif found:
+            file.write(f"{ENDED} {len(sentences)}\n")
+    elif sentences:
         # run.py swallows what is raised, SystemExit included, and then ends with 0
         atexit.unregister(_fail)
         atexit.register(_fail)

@@ -73,38 +73,38 @@ class Figures:
 
 def named(out: torch.Tensor | None, gradients: Tensors | None) -> dict[str, torch.Tensor]:
     """The results of a mode by their names."""
-    found = {"out": out} | dict(zip(("dx", "dy", "dz"), gradients or (), strict=False))
-    return {name: t.detach() for name, t in found.items() if t is not None}
+    results = {"out": out} | dict(zip(("dx", "dy", "dz"), gradients or (), strict=False))
+    return {name: t.detach() for name, t in results.items() if t is not None}
 
 
 def figures(given: Tensors, out: torch.Tensor | None, gradients: Tensors | None) -> dict[str, Figures]:
     """Figures of each result, every entry against its own budget, computed where the tensors are."""
-    x, results, found = given[0], named(out, gradients), {}
+    x, results, worst = given[0], named(out, gradients), {}
     for at in pieces(len(x), PIECE_ENTRIES, x[0].numel()):
         tensors = (None if t is None else t[at] for t in given)
         exact = testing_dot_compress.exact(*tensors, device=x.device)
         for name, t in results.items():
             share = largest_share(t[at], exact[name].value, exact[name].budget)
             error = largest(t[at].double() - exact[name].value)
-            before = found.get(name, Figures(0.0, 0.0))
-            found[name] = Figures(max(before.share, share), max(before.error, error))
-    return found
+            before = worst.get(name, Figures(0.0, 0.0))
+            worst[name] = Figures(max(before.share, share), max(before.error, error))
+    return worst
 
 
 def share_of_budget(
     case: DotWorkload, given: Tensors, out: torch.Tensor | None, gradients: Tensors | None
 ) -> float:
     """The largest error of out, dx, dy and dz."""
-    return max(found.share for found in figures(given, out, gradients).values())
+    return max(each.share for each in figures(given, out, gradients).values())
 
 
 def differences(
     results: tuple[torch.Tensor | None, Tensors | None], others: tuple[torch.Tensor | None, Tensors | None]
 ) -> dict[str, tuple[int, float]]:
     """Result -> (entries that REPORTED rejects beside another's, the largest difference from them)."""
-    found, theirs = named(*results), named(*others)
+    ours, theirs = named(*results), named(*others)
     return {
-        name: (mismatches(t, theirs[name]), largest(t.double() - theirs[name])) for name, t in found.items()
+        name: (mismatches(t, theirs[name]), largest(t.double() - theirs[name])) for name, t in ours.items()
     }
 
 
@@ -141,22 +141,22 @@ class Operator(Judged):
 
         def judge():
             results = self.results(fn)
-            found, theirs = figures(self.given(), *results), self.results_of_inductor()
-            self.is_right(fn, max(of.share for of in found.values()))
-            return found, {} if theirs is None else differences(results, theirs)
+            own, theirs = figures(self.given(), *results), self.results_of_inductor()
+            self.is_right(fn, max(of.share for of in own.values()))
+            return own, {} if theirs is None else differences(results, theirs)
 
         return self.once(("figures", fn._name), judge)
 
     def share(self, fn):
-        return max(found.share for found in self.figures(fn)[0].values())
+        return max(each.share for each in self.figures(fn)[0].values())
 
     def max_abs_err(self, fn, inputs, metrics):
         """The largest error of each result against float64."""
-        return written({name: found.error for name, found in self.figures(fn)[0].items()})
+        return written({name: each.error for name, each in self.figures(fn)[0].items()})
 
     def shares(self, fn, inputs, metrics):
         """The largest error of each result in units of its budget."""
-        return written({name: found.share for name, found in self.figures(fn)[0].items()})
+        return written({name: each.share for name, each in self.figures(fn)[0].items()})
 
     def inductor_mismatches(self, fn, inputs, metrics):
         """How many entries of each result pytorch/helion#1661 rejects beside Inductor's; no criterion."""

@@ -74,8 +74,8 @@ def share_of_budget(
 ) -> float:
     """The largest error of mixes, dx and dfn."""
     x, fn, dmixes = (t.detach() for t in given)
-    found = dict(zip(RESULTS, (mixes, *(gradients or ())), strict=False))
-    tokens = {name: t for name, t in found.items() if t is not None and name != "dfn"}
+    results = dict(zip(RESULTS, (mixes, *(gradients or ())), strict=False))
+    tokens = {name: t for name, t in results.items() if t is not None and name != "dfn"}
     shares, sums = [0.0], Sums()
     for at in pieces(len(x), PIECE_ENTRIES, case.columns):
         piece = evaluated(case, x[at][None], dmixes[at][None], fn[None], device=x.device)
@@ -83,7 +83,7 @@ def share_of_budget(
             largest_share(t[at], piece[name].value[0], piece[name].budget[0]) for name, t in tokens.items()
         ]
         sums.add("dfn", piece["dfn"].value[0], squares_of_dfn(case, x[at], dmixes[at]), 0.0)
-    return max([*shares, *sums.shares(found, lambda _, *terms: variance_of_dfn(case, *terms, len(x)))])
+    return max([*shares, *sums.shares(results, lambda _, *terms: variance_of_dfn(case, *terms, len(x)))])
 
 
 def variance_of_dfn(

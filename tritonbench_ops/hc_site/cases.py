@@ -85,14 +85,14 @@ class Operator(Judged):
 
 
 def share_of_budget(
-    case: HcSiteWorkload, given: Tensors, found: Tensors | None, gradients: Tensors | None
+    case: HcSiteWorkload, given: Tensors, out: Tensors | None, gradients: Tensors | None
 ) -> float:
     """The largest error of y, post, comb and the gradients; the residual is x itself, to the bit."""
     given = [t.detach() for t in given]
-    results = dict(zip(OF_TOKENS[:3], found or (), strict=False))
+    results = dict(zip(OF_TOKENS[:3], out or (), strict=False))
     results |= dict(zip(RESULTS[3:], gradients or (), strict=False))
     x, parameters, (*others, dresidual) = given[0], given[1:4], given[4:]
-    shares, sums = [0.0 if found is None or torch.equal(found[3], x) else math.inf], Sums()
+    shares, sums = [0.0 if out is None or torch.equal(out[3], x) else math.inf], Sums()
     for at in pieces(len(x), PIECE_ENTRIES, case.n * case.c):
         inputs = *(t[at][None] for t in (x, dresidual, *others)), *(t[None] for t in parameters)
         piece = evaluated(case, *inputs, device=x.device)

@@ -68,8 +68,8 @@ def share_of_budget(
 ) -> float:
     """The largest error of pre, post, comb and the gradients of mixes, scale and base."""
     mixes, scale, base, *grads = (t.detach() for t in given)
-    found = dict(zip(RESULTS, out or (), strict=False))
-    found |= dict(zip(("dmixes", *SUMS), gradients or (), strict=False))
+    results = dict(zip(RESULTS, out or (), strict=False))
+    results |= dict(zip(("dmixes", *SUMS), gradients or (), strict=False))
     shares, sums = [0.0], Sums()
     for at in pieces(len(mixes), PIECE_ENTRIES, case.columns):
         tokens = [t[at, None] for t in (mixes, *grads)]
@@ -78,7 +78,7 @@ def share_of_budget(
         truth, budgets = exact(case, *tokens, *each), error_budget(case, *tokens, *each)
         shares += [
             largest_share(t[at], truth[name][:, 0], budgets[name][:, 0])
-            for name, t in found.items()
+            for name, t in results.items()
             if name not in SUMS
         ]
         da = truth["dbase"]
@@ -86,7 +86,7 @@ def share_of_budget(
         for name in SUMS:
             terms = truth[name], squares[name], (budgets[name] / SIGMAS).square()
             sums.add(name, *(t.sum((0, 1)) for t in terms))
-    return max([*shares, *sums.shares(found, partial(variance_of_sum, case, len(mixes)))])
+    return max([*shares, *sums.shares(results, partial(variance_of_sum, case, len(mixes)))])
 
 
 def variance_of_sum(

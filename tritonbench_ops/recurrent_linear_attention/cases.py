@@ -140,14 +140,14 @@ def pieces(inputs: Inputs, do: torch.Tensor) -> Iterator[tuple[tuple[slice, ...]
 
 def joined(like: Named, parts: Iterable[tuple[tuple[slice, ...], Named]]) -> Named:
     """The results of all pieces joined; the gradient of g_gamma is summed over sequences."""
-    found = {name: torch.zeros(x.shape, dtype=torch.float64) for name, x in like.items()}
+    wholes = {name: torch.zeros(x.shape, dtype=torch.float64) for name, x in like.items()}
     for at, part in parts:
-        for name, whole in found.items():
+        for name, whole in wholes.items():
             if whole.dim() == 1:
                 whole[at[2]] += part[name].cpu()
             else:
                 whole[at] = part[name].cpu()
-    return found
+    return wholes
 
 
 def results_like(inputs: Inputs) -> Named:
@@ -182,10 +182,10 @@ def share_of_budget(
         gradients: of the inputs that are there, in their order.
     """
     like = results_like(inputs)
-    found = {"o": o} | dict(zip([*like][1:], gradients or (), strict=False))
+    results = {"o": o} | dict(zip([*like][1:], gradients or (), strict=False))
     return max(
         largest_share(x, exact[name], allowed[name] + half_ulp(exact[name], like[name].dtype))
-        for name, x in found.items()
+        for name, x in results.items()
         if x is not None
     )
 

@@ -75,10 +75,10 @@ def errors(
         x64 = logits.detach()[at].double().requires_grad_(dx is not None)
         p64 = reference.sinkhorn(x64, n_iters, **options)
         if p is not None:
-            found, wrong = compared(p[at], p64.detach())
+            matrices, wrong = compared(p[at], p64.detach())
             share = max(share, largest_part(wrong, allowed.p[at].to(wrong.device)))
             worst = max(worst, float(wrong.max()))
-            sums = torch.cat([found.sum(-1).flatten(), found.sum(-2).flatten()])
+            sums = torch.cat([matrices.sum(-1).flatten(), matrices.sum(-2).flatten()])
             marginal = max(marginal, float((sums - 1).abs().nan_to_num(nan=math.inf).max()))
         if dx is not None:
             (exact,) = torch.autograd.grad(p64, x64, dy[at].double())
@@ -91,8 +91,8 @@ def errors(
     return Errors(share, worst, None if dx is None else gradient, None if p is None else marginal)
 
 
-def compared(actual: torch.Tensor, exact: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def compared(result: torch.Tensor, exact: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(what was found, its error), in float64; NaN counts as any error."""
-    found = actual.detach().double()
-    wrong = (found - exact).abs()
-    return found, torch.where(wrong.isnan(), math.inf, wrong)
+    widened = result.detach().double()
+    wrong = (widened - exact).abs()
+    return widened, torch.where(wrong.isnan(), math.inf, wrong)

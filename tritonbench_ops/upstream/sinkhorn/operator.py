@@ -125,19 +125,19 @@ class Operator(BenchmarkOperator):
             with torch.no_grad():
                 return [getattr(self, fn._name)(logits)()]
         logits.grad = None
-        found = fn()
+        out = fn()
         if self.mode == Mode.FWD:
-            return [found]
-        return [logits.grad] if self.mode == Mode.BWD else [found[0], logits.grad]
+            return [out]
+        return [logits.grad] if self.mode == Mode.BWD else [out[0], logits.grad]
 
     def accuracy(self, fn: Callable, baseline_fn: Callable) -> bool:
         """Whether P, the gradient, or both are close to the baseline's."""
         try:
-            for found, expected in zip(
+            for result, expected in zip(
                 self.results(fn), self.results(baseline_fn), strict=True
             ):
                 torch.testing.assert_close(
-                    found, expected, rtol=self.tb_args.rtol, atol=self.tb_args.atol
+                    result, expected, rtol=self.tb_args.rtol, atol=self.tb_args.atol
                 )
         except (AssertionError, TypeError):
             return False
