@@ -59,8 +59,8 @@ def problem(
     return Case(inputs, do, dend, w.scale, w.reverse)
 
 
-def assert_within(case: Case, found: dict[str, torch.Tensor], method: str = "recurrent") -> None:
+def assert_within(case: Case, results: dict[str, torch.Tensor], method: str = "recurrent") -> None:
     """All results of a case are there, and within their budgets."""
-    ratios = case.judge(found, method)
+    ratios = case.judge(results, method)
     assert set(ratios) == set(case.exact)
     assert max(ratios.values()) <= 1, ratios

@@ -28,12 +28,12 @@ def part_of(workload: BalanceWorkload, share: float, mesh: Any) -> torch.Tensor:
 
 def of_group(mesh: Any) -> dict[tuple[str, float], torch.Tensor]:
     """By workload and share; every second one in place."""
-    found, group = {}, mesh.get_group()
+    balanced, group = {}, mesh.get_group()
     for k, (name, share) in enumerate((name, share) for name in WORKLOADS for share in SHARES):
         part = part_of(WORKLOADS[name], share, mesh)
         out = part if k % 2 else None
-        found[name, share] = sinkhorn_balance(part, group=group, out=out, **WORKLOADS[name].options).cpu()
-    return found
+        balanced[name, share] = sinkhorn_balance(part, group=group, out=out, **WORKLOADS[name].options).cpu()
+    return balanced
 
 
 def few() -> torch.Tensor:
@@ -43,16 +43,16 @@ def few() -> torch.Tensor:
 
 def of_few_rows(mesh: Any) -> dict[str, torch.Tensor]:
     """Each process's part of few rows, or all of them, after each way to balance them."""
-    update, group, found = few().to(mesh.device_type), mesh.get_group(), {}
+    update, group, balanced = few().to(mesh.device_type), mesh.get_group(), {}
     part = update[len(update) * mesh.get_rank() :]
-    found["part"] = sinkhorn_balance(part, group=group)
-    found["out"] = sinkhorn_balance(part, group=group, out=part.clone())
-    found["DTensor"] = sinkhorn_balance(distribute_tensor(update, mesh, [Shard(0)])).full_tensor()
+    balanced["part"] = sinkhorn_balance(part, group=group)
+    balanced["out"] = sinkhorn_balance(part, group=group, out=part.clone())
+    balanced["DTensor"] = sinkhorn_balance(distribute_tensor(update, mesh, [Shard(0)])).full_tensor()
     parameter = torch.nn.Parameter(distribute_tensor(torch.zeros_like(update), mesh, [Shard(0)]))
     parameter.grad = distribute_tensor(update, mesh, [Shard(0)])
     SinkhornBalanced([parameter], torch.tensor([1.0]), lr_correction=1.0).step()
-    found["step"] = -parameter.detach().full_tensor()
-    return {name: t.cpu() for name, t in found.items()}
+    balanced["step"] = -parameter.detach().full_tensor()
+    return {name: t.cpu() for name, t in balanced.items()}
 
 
 def of_optimizer(mesh: Any) -> torch.Tensor:
@@ -119,23 +119,23 @@ def of_dtensors(mesh: Any) -> dict[Any, Any]:
     """Whole results, with their placements, by the dimension that is sharded and whether compiled; and what
     is raised by the placements that are refused."""
     (update,) = MODEL.make_inputs()
-    found: dict[Any, Any] = {}
+    outcomes: dict[Any, Any] = {}
     for dim in (1, 0):
         given = distribute_tensor(update.to(mesh.device_type), mesh, [Shard(dim)])
         for compiled in (False, True):
             torch._dynamo.reset()
-            run = torch.compile(sinkhorn_balance, backend="aot_eager") if compiled else sinkhorn_balance
-            u = run(given)
-            found[dim, compiled] = u.full_tensor().cpu(), u.placements, u.stride()
+            balance = torch.compile(sinkhorn_balance, backend="aot_eager") if compiled else sinkhorn_balance
+            u = balance(given)
+            outcomes[dim, compiled] = u.full_tensor().cpu(), u.placements, u.stride()
         out = torch.zeros_like(given)
         assert sinkhorn_balance(given, out=out) is out
-        found[dim, "out"] = out.full_tensor().cpu(), out.placements, out.stride()
+        outcomes[dim, "out"] = out.full_tensor().cpu(), out.placements, out.stride()
     for name, placement in REFUSED.items():
         # no collective: parts to be added are made of what is here
         x = DTensor.from_local(update.to(mesh.device_type), mesh, [placement], run_check=False)
         try:
             sinkhorn_balance(x)
-            found[name] = ""
+            outcomes[name] = ""
         except ValueError as error:
-            found[name] = str(error)
-    return found
+            outcomes[name] = str(error)
+    return outcomes

@@ -98,12 +98,12 @@ def called(
     return [*(y.detach() for y in results), *gradients]
 
 
-def assert_same(name: str, found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+def assert_same(name: str, tensors: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
     """Equal bits; interpreted kernels sum in an order that depends on the tokens around."""
     if not ROWS[name].kernels:
-        assert_equal(found, expected)
+        assert_equal(tensors, expected)
         return
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(tensors, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 

@@ -26,7 +26,7 @@ def results(x, y, z, grad, f=dot_compress, **options):
     return dict(zip(("out", "dx", "dy", "dz"), (out.detach(), *gradients), strict=False))
 
 
-def worst_errors(found, x, y, z, grad, parts=1):
+def worst_errors(tensors, x, y, z, grad, parts=1):
     """The largest error of each result in units of its budget."""
     truth = testing_dot_compress.exact(x, y, z, grad, parts)
-    return {name: worst(t, truth[name].value, truth[name].budget) for name, t in found.items()}
+    return {name: worst(t, truth[name].value, truth[name].budget) for name, t in tensors.items()}

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 
 
-def assert_same(found: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> None:
-    for t, like in zip(found, expected, strict=True):
+def assert_same(tensors: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> None:
+    for t, like in zip(tensors, expected, strict=True):
         assert (t.dtype, t.shape, t.stride()) == (like.dtype, like.shape, like.stride())
         assert torch.equal(bytes_of(t), bytes_of(like))
 

@@ -36,9 +36,9 @@ def post_results(f, x, post, comb, bias, grad):
     return dict(zip(post_budget.RESULTS, values_and_gradients(hc_post, given, [grad]), strict=False))
 
 
-def one_rounding(found, truth):
+def one_rounding(narrow, truth):
     """The rms error of a narrow result, relative to the error of rounding the exact result once."""
-    error, least = found.double() - truth, truth.to(found.dtype).double() - truth
+    error, least = narrow.double() - truth, truth.to(narrow.dtype).double() - truth
     return (error.square().mean() / least.square().mean()).sqrt().item()
 
 

@@ -49,8 +49,8 @@ def exact(inputs: Given, *call: Any, **own: Any) -> list[torch.Tensor]:
     return results(eager, tuple(None if t is None else t.double() for t in inputs), *call, **own)
 
 
-def assert_near(found: list[torch.Tensor], true: list[torch.Tensor], tolerance: float = 4e-6) -> None:
+def assert_near(tensors: list[torch.Tensor], true: list[torch.Tensor], tolerance: float = 4e-6) -> None:
     """Within what potentials of 10 to 20 round of an exponent, and a rounding of narrow results."""
-    for a, b in zip(found, true, strict=True):
+    for a, b in zip(tensors, true, strict=True):
         rounding = tolerance if a.dtype == torch.float32 else torch.finfo(a.dtype).eps
         assert (a.cpu().double() - b).abs().max() <= rounding * b.abs().max().clamp(min=0.5)

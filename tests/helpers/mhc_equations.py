@@ -139,19 +139,19 @@ def truth_and_budget(function, tensors, upstream, **options):
     truth = values_and_gradients(function, wide, upstream, **options)
     largest = [0.0] * len(truth)
     for seed in range(SAMPLES):
-        found = values_and_gradients(function, wide, upstream, at=erring(seed), **options)
-        errors = [float((a - b).abs().max()) if a.numel() else 0.0 for a, b in zip(found, truth, strict=True)]
+        rough = values_and_gradients(function, wide, upstream, at=erring(seed), **options)
+        errors = [float((a - b).abs().max()) if a.numel() else 0.0 for a, b in zip(rough, truth, strict=True)]
         largest = list(map(max, largest, errors))
     return truth, [MARGIN * error for error in largest]
 
 
-def assert_within(found, truth, budget, rounded=0) -> None:
+def assert_within(results, truth, budget, rounded=0) -> None:
     """Errors within the budget, and half a unit in the last place of a narrow result.
 
     A gradient of streams is added up from `rounded` results of operators, each rounded to its dtype, and the
     additions round again: the largest entry's half unit for each.
     """
-    for k, (y, t, limit) in enumerate(zip(found, truth, budget, strict=True)):
+    for k, (y, t, limit) in enumerate(zip(results, truth, budget, strict=True)):
         assert y.shape == t.shape
         assert y.isfinite().all(), k
         if y.dtype in (torch.bfloat16, torch.float16):
@@ -164,7 +164,7 @@ def assert_within(found, truth, budget, rounded=0) -> None:
 def assert_equations(function, equation, tensors, upstream, rounded=0, **options) -> list[torch.Tensor]:
     """Values and gradients of a function, within what float32 may leave of its equations."""
     truth, budget = truth_and_budget(equation, tensors, upstream, **options)
-    found, count = values_and_gradients(function, tensors, upstream), len(upstream)
-    assert_within(found[:count], truth[:count], budget[:count])
-    assert_within(found[count:], truth[count:], budget[count:], rounded)
-    return found
+    results, count = values_and_gradients(function, tensors, upstream), len(upstream)
+    assert_within(results[:count], truth[:count], budget[:count])
+    assert_within(results[count:], truth[count:], budget[count:], rounded)
+    return results

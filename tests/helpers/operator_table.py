@@ -65,9 +65,9 @@ class Row:
         }
 
 
-def loss(found: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
+def loss(output: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
     """A weighted sum of all results, with a different weight for each entry."""
-    results = (found,) if isinstance(found, torch.Tensor) else found
+    results = (output,) if isinstance(output, torch.Tensor) else output
     weighted = [
         t * torch.arange(1, t.numel() + 1, dtype=t.dtype, device=t.device).cos().view(t.shape)
         for t in results

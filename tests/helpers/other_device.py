@@ -44,19 +44,19 @@ def back(t):
 
 
 def fallback(function, *arguments, **options):
-    made = {}
+    originals = {}
     assert function.namespace != "helion_sinkhorn", f"{function} has no kernel there"
 
     def value(x):
         if isinstance(x, torch.Tensor) and x.device.type == "other":
-            made[id(received(x))] = x
+            originals[id(received(x))] = x
             return received(x)
         return torch.device("cpu") if isinstance(x, torch.device) else x
 
     arguments, options = tree_map(value, (arguments, options))
-    found = function(*arguments, **options)
+    output = function(*arguments, **options)
     # what changes an argument returns it
-    return tree_map(lambda t: made[id(t)] if id(t) in made else back(t), found)
+    return tree_map(lambda t: originals[id(t)] if id(t) in originals else back(t), output)
 
 
 library = torch.library.Library("_", "IMPL")
@@ -76,8 +76,8 @@ def compared(row):
     """Whether gradients there are those on the CPU."""
     given = row.arguments()
     expected = gradients(row.function, given, given)
-    found = gradients(row.function, {name: sent(x) for name, x in given.items()}, given)
-    return all(torch.equal(received(found[name]), g) for name, g in expected.items())
+    there = gradients(row.function, {name: sent(x) for name, x in given.items()}, given)
+    return all(torch.equal(received(there[name]), g) for name, g in expected.items())
 
 
 def outcome(row):
@@ -87,9 +87,9 @@ def outcome(row):
         return f"{type(error).__name__}: {error}"
 
 
-found = {name: outcome(row) for name, row in OPERATORS.items() if not row.kernels}
+outcomes = {name: outcome(row) for name, row in OPERATORS.items() if not row.kernels}
 try:
     sinkhorn(sent(torch.randn(2, 3, 3)), implementation="helion")
 except NotImplementedError as error:
-    found["helion"] = str(error)
-print(json.dumps(found))
+    outcomes["helion"] = str(error)
+print(json.dumps(outcomes))

@@ -37,11 +37,11 @@ def contiguous_only(all_reduce: Callable[..., Any]) -> Callable[..., Any]:
     """As NCCL has it, on CPUs too."""
 
     @functools.wraps(all_reduce)
-    def run(t: torch.Tensor, *given: Any, **options: Any) -> Any:
+    def checked(t: torch.Tensor, *given: Any, **options: Any) -> Any:
         assert t.is_contiguous(), "Tensors must be contiguous"
         return all_reduce(t, *given, **options)
 
-    return run
+    return checked
 
 
 def on_a_mesh(work: Callable[..., Any], device: str, arguments: Sequence[Any]) -> Any:
@@ -68,9 +68,9 @@ class Ranks:
                 )
                 for rank in range(WORLD)
             ]
-        found = [pool.submit(on_a_mesh, work, self.device, arguments) for pool in self.pools]
+        futures = [pool.submit(on_a_mesh, work, self.device, arguments) for pool in self.pools]
         try:
-            return [one.result() for one in found]
+            return [future.result() for future in futures]
         except Exception:
             # one of them may wait for a message that the other has not sent
             self.stop()

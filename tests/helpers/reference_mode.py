@@ -14,7 +14,7 @@ each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", mar
 
 def of_each_variant(choices: Iterable[Choice]) -> list[Choice]:
     """The first choice of each variant: whatever the config, one tile of reference mode is a whole range."""
-    found: dict[object, Choice] = {}
+    by_variant: dict[object, Choice] = {}
     for choice in choices:
-        found.setdefault(frozenset(choice.variant), choice)
-    return list(found.values())
+        by_variant.setdefault(frozenset(choice.variant), choice)
+    return list(by_variant.values())

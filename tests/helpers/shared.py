@@ -21,7 +21,7 @@ def once(name: str, compute: Callable[[], T]) -> T:
     path = Path(os.environ[FOLDER]) / f"{name}.pickle"
     with FileLock(f"{path}.lock"):
         if not path.exists():
-            found = compute()
-            path.write_bytes(pickle.dumps(found))
-            return found
+            result = compute()
+            path.write_bytes(pickle.dumps(result))
+            return result
     return pickle.loads(path.read_bytes())

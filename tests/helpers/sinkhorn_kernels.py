@@ -30,11 +30,11 @@ def choice(
     **variant: Any,
 ) -> Choice:
     """What a call launches of this kernel, with parts of its config and of its variant changed."""
-    found = door.choose(KERNELS[name], call_of(case), case.batch, device)
+    chosen = door.choose(KERNELS[name], call_of(case), case.batch, device)
     if config:
-        changed = tuple(sorted({**dict(found.config), **config}.items()))
-        found = Choice(name, changed, found.variant, "a test")
-    return launch.with_variant(found, **variant)
+        changed = tuple(sorted({**dict(chosen.config), **config}.items()))
+        chosen = Choice(name, changed, chosen.variant, "a test")
+    return launch.with_variant(chosen, **variant)
 
 
 def ratios(case: Case, selected: Choice, device: str = "cpu") -> dict[str, float]:
@@ -46,8 +46,8 @@ def ratios(case: Case, selected: Choice, device: str = "cpu") -> dict[str, float
 
 
 def assert_within(case: Case, selected: Choice) -> None:
-    found = ratios(case, selected)
-    assert max(found.values()) <= 1, (found, selected)
+    errors = ratios(case, selected)
+    assert max(errors.values()) <= 1, (errors, selected)
 
 
 def check(case: Case, *names: str, config: dict[str, Any] | None = None, **variant: Any) -> None:

@@ -60,30 +60,30 @@ def part_of(t: torch.Tensor, share: float, rank: int, axis: int = 1) -> torch.Te
 def differentiated(function: Any, given: dict[str, torch.Tensor], *upstream: torch.Tensor) -> list[Any]:
     """The results, and the gradients of all that is given, on a CPU."""
     leaves = {name: t.clone().requires_grad_() for name, t in given.items()}
-    found = function(**leaves)
-    results = found if isinstance(found, tuple) else (found,)
+    output = function(**leaves)
+    results = output if isinstance(output, tuple) else (output,)
     gradients = torch.autograd.grad(results, [*leaves.values()], upstream)
     return [*(t.detach().cpu() for t in results), *(t.cpu() for t in gradients)]
 
 
 def of_group(mesh: Any) -> dict[Any, list[torch.Tensor]]:
     """P and gradients of this process's rows, computed on its device."""
-    found, rank, group, device = {}, mesh.get_rank(), mesh.get_group(), mesh.device_type
+    results, rank, group, device = {}, mesh.get_rank(), mesh.get_group(), mesh.device_type
     for share, dtype in SHARED:
         x, dy = (part_of(t, share, rank).to(device, dtype) for t in (logits(), upstream()))
         for first in FIRSTS:
             shared = {"first": first, "group": group}
             for name, options in WITHOUT.items():
-                found[name, first, share, dtype] = differentiated(
+                results[name, first, share, dtype] = differentiated(
                     lambda logits, o=options, s=shared: sinkhorn(logits, **o, **s), {"logits": x}, dy
                 )
             given = {k: t.to(device, dtype) for k, t in marginals().items()}
             given["log_row_marginals"] = part_of(given["log_row_marginals"], share, rank)
-            found["marginals", first, share, dtype] = differentiated(
+            results["marginals", first, share, dtype] = differentiated(
                 lambda s=shared, **given: sinkhorn(n_iters=4, form="log", **given, **s),
                 {"logits": x, **given}, dy,
             )  # fmt: skip
-    return found
+    return results
 
 
 def upstream_of_potentials(rank: int) -> list[torch.Tensor]:
@@ -120,24 +120,24 @@ def counted(mesh: Any, first: str, form: str, n_iters: int) -> tuple[int, int]:
 
 def of_counts(mesh: Any) -> dict[Any, list[int]]:
     """How much ten more iterations add to both counts."""
-    found = {}
+    counts = {}
     for first in FIRSTS:
         for form in ("log", "deepseek"):
             few, more = (counted(mesh, first, form, n_iters) for n_iters in (3, 13))
-            found[first, form] = [b - a for a, b in zip(few, more, strict=True)]
-    return found
+            counts[first, form] = [b - a for a, b in zip(few, more, strict=True)]
+    return counts
 
 
 def of_dtensors(mesh: Any) -> dict[Any, Any]:
     """(P, dX, their placements, the stride of P), whole, by the dimension that is sharded."""
-    found = {}
+    results = {}
     for form in ("log", "deepseek"):
         for dim in (0, 1, 2):
             x, dy = (distribute_tensor(t, mesh, [Shard(dim)]) for t in (logits(), upstream()))
             p, dx = differentiated(lambda logits, f=form: sinkhorn(logits, 4, form=f), {"logits": x}, dy)
             placements = [t.placements for t in (p, dx)]
-            found[form, dim] = p.full_tensor(), dx.full_tensor(), placements, p.stride()
-    return found
+            results[form, dim] = p.full_tensor(), dx.full_tensor(), placements, p.stride()
+    return results
 
 
 def of_teacher(mesh: Any) -> torch.Tensor:
@@ -157,13 +157,13 @@ LAUNCHED = ("rows", "log", 2), ("cols", "log", 2), ("rows", "deepseek", 1), ("co
 
 def of_launches(mesh: Any) -> dict[Any, tuple[torch.Tensor, ...]]:
     """(P, f, g) of this process's rows by the kernels, as Helion's reference mode runs them."""
-    x, found = part_of(logits().float(), 0.1, mesh.get_rank()), {}
+    x, results = part_of(logits().float(), 0.1, mesh.get_rank()), {}
     groups = [mesh.get_group().group_name]
     for first, form, n_iters in LAUNCHED:
         eps, temperature = (0.0, 0.5) if form == "log" else (1e-6, 1.0)
         matrices = Matrices(x, None, None, eps, first, temperature, ranks_of(groups, first, N))
-        found[first, form, n_iters] = launch.forward(matrices, n_iters, False, torch.float32)[:3]
-    return found
+        results[first, form, n_iters] = launch.forward(matrices, n_iters, False, torch.float32)[:3]
+    return results
 
 
 def of_refusals(mesh: Any) -> dict[str, str]:
@@ -177,14 +177,14 @@ def of_refusals(mesh: Any) -> dict[str, str]:
         "rows alone": {"logits": x, "form": "log", "log_row_marginals": torch.zeros(3)},
         "no group": {"logits": x, "group": "the first"},
     }
-    found = {}
+    errors = {}
     for name, options in cases.items():
         try:
             sinkhorn(**{"group": group, **options})
-            found[name] = ""
+            errors[name] = ""
         except (TypeError, ValueError, NotImplementedError) as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    return found
+            errors[name] = f"{type(error).__name__}: {error}"
+    return errors
 
 
 def of_sums_apart(mesh: Any) -> torch.Tensor:

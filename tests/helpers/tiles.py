@@ -28,14 +28,14 @@ def computed(
     """(name, truth, result) of each result, by kernels with these choices or by the path of a CPU."""
     operator, inputs, truths = problem(workload)
     results = of or operator.results(workload)
-    found = operator.run(workload, choices, results, *(t.to(device) for t in inputs))
-    return [(name, truths[name], t) for name, t in found.items()]
+    tensors = operator.run(workload, choices, results, *(t.to(device) for t in inputs))
+    return [(name, truths[name], t) for name, t in tensors.items()]
 
 
 def assert_within(workload: Any, choices: Mapping[str, Choice], of: Collection[str] = ()) -> None:
     """The results of a workload by kernels with these choices, all results if `of` names none."""
-    for name, truth, found in computed(workload, "cpu", choices, of):
-        assert truth.judge(found).reasons == [], name
+    for name, truth, result in computed(workload, "cpu", choices, of):
+        assert truth.judge(result).reasons == [], name
 
 
 def tiles(blocks: Mapping[str, tuple[int, ...]], **variants: tuple[Any, ...]) -> dict[str, Choice]:
