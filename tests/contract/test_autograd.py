@@ -82,8 +82,8 @@ def test_what_is_kept(name, row):
     shapes = [tuple(leaves[n].shape) if isinstance(n, str) else n for n in expected]
     # a view of all of an argument, as streams apart are of merged ones, is the argument
     whole = {(x.data_ptr(), x.numel()): x for x in leaves.values()}
-    found = [whole.get((t.data_ptr(), t.numel()), t) for t in kept]
-    assert sorted(tuple(t.shape) for t in found) == sorted(shapes)
+    tensors = [whole.get((t.data_ptr(), t.numel()), t) for t in kept]
+    assert sorted(tuple(t.shape) for t in tensors) == sorted(shapes)
 
 
 @each_of_pytorch
@@ -107,8 +107,8 @@ def test_gradients_of_some_arguments_have_the_same_bits(name, row):
         results = listed(row.function(*leaves))
         pairs = [(y, g) for y, g in zip(results, upstream_of(results), strict=True) if y.requires_grad]
         there, upstream = zip(*pairs, strict=True)
-        found = torch.autograd.grad(there, [x for x in leaves if x.requires_grad], upstream)
-        assert_same(name, found, [every[n] for n in given if n in some])
+        gradients = torch.autograd.grad(there, [x for x in leaves if x.requires_grad], upstream)
+        assert_same(name, gradients, [every[n] for n in given if n in some])
 
 
 @each_row
@@ -118,13 +118,13 @@ def test_unused_results_have_zero_gradients(name, row):
     for used in range(len(upstream)):
         leaves = [x.clone().requires_grad_() for x in given]
         results = listed(row.function(*leaves))
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             results[used], leaves, upstream[used], allow_unused=True, materialize_grads=True
         )
         again = [x.clone().requires_grad_() for x in given]
         results = listed(row.function(*again))
         zeros = [g if k == used else torch.zeros_like(g) for k, g in enumerate(upstream)]
-        assert_same(name, found, torch.autograd.grad(results, again, zeros))
+        assert_same(name, gradients, torch.autograd.grad(results, again, zeros))
 
 
 @each_row
@@ -160,13 +160,13 @@ def test_arguments_changed_before_backward_are_noticed(name, row):
         with torch.no_grad():
             inner[changed].add_(1)
         try:
-            found = torch.autograd.grad(results, [*leaves.values()], upstream_of(results))
+            gradients = torch.autograd.grad(results, [*leaves.values()], upstream_of(results))
         except RuntimeError as error:
             if not re.search(CHANGED, str(error)):
                 raise
             noticed.add(changed)
         else:
-            assert_same(name, found, expected)
+            assert_same(name, gradients, expected)
     arguments = {n for n in KEPT.get(name, tuple(given)) if isinstance(n, str)}
     assert noticed == arguments
 
@@ -203,11 +203,11 @@ def test_autocast_changes_no_bit(name, row):
         with torch.autocast("cpu", dtype=autocast):
             # a product would come out narrow
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == autocast
-            found = listed(row.function(*given))
+            results = listed(row.function(*given))
             # PyTorch's own backward of unbind takes no bfloat16 where autocast is of float16
             if name != "hc_post, without comb" or autocast != torch.float16:
-                found = called(row.function, given)
-            assert_same(name, found, plain[: len(found)])
+                results = called(row.function, given)
+            assert_same(name, results, plain[: len(results)])
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])

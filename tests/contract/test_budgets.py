@@ -60,12 +60,12 @@ def paths_of(name, place, workload):
 )
 def test_every_workload_is_within_its_budget(workload, path):
     of = OF_SITE if isinstance(workload, HcSiteWorkload) else ()
-    for name, truth, found in computed(workload, "cpu", None if path == "eager" else {}, of):
-        assert truth.judge(found).reasons == [], name
+    for name, truth, result in computed(workload, "cpu", None if path == "eager" else {}, of):
+        assert truth.judge(result).reasons == [], name
         # codes and scales come as float32, which has them exactly
-        assert found.dtype == truth.dtype, name
-        if "tf32" not in workload.name and found.dtype.is_floating_point:
-            wrong = found * (1 + (2**-6 if found.dtype.itemsize < 4 else 2**-12))
+        assert result.dtype == truth.dtype, name
+        if "tf32" not in workload.name and result.dtype.is_floating_point:
+            wrong = result * (1 + (2**-6 if result.dtype.itemsize < 4 else 2**-12))
             assert truth.judge(wrong).reasons, f"the budget of {name} is too wide"
 
 
@@ -200,11 +200,11 @@ def spelled(options):
 def test_kernels_take_any_size(name, options, device):
     """And on CPU tensors so does the path of a CPU."""
     for choices in ({}, None) if device == "cpu" else ({},):
-        for of, truth, found in computed(asked(name, **options), device, choices):
-            assert truth.worst(found) <= 1, of
-            assert found.dtype == truth.dtype, of
+        for of, truth, result in computed(asked(name, **options), device, choices):
+            assert truth.worst(result) <= 1, of
+            assert result.dtype == truth.dtype, of
             # at a size of another operator errors are too few for their means
-            assert name != "sinkhorn_balance" or truth.judge(found).reasons == [], of
+            assert name != "sinkhorn_balance" or truth.judge(result).reasons == [], of
 
 
 SIZES, FEW = st.integers(1, 40), st.integers(1, 3)
@@ -230,9 +230,9 @@ DRAWN = {
 @pytest.mark.parametrize("name", DRAWN)
 @given(st.data())
 def test_any_call_by_the_path_of_a_cpu(name, data):
-    for of, truth, found in computed(asked(name, **data.draw(st.fixed_dictionaries(DRAWN[name])))):
-        assert truth.worst(found) <= 1, of
-        assert found.dtype == truth.dtype, of
+    for of, truth, result in computed(asked(name, **data.draw(st.fixed_dictionaries(DRAWN[name])))):
+        assert truth.worst(result) <= 1, of
+        assert result.dtype == truth.dtype, of
 
 
 def distinct(choices):

@@ -36,11 +36,11 @@ def test_compiled_once_for_any_number_of_tokens(name, row):
                 torch._dynamo.mark_dynamic(leaf, d)
         results = listed(compiled(*leaves))
         gradients = torch.autograd.grad(results, leaves, upstream_of(results))
-        found = [*(y.detach() for y in results), *gradients]
-        assert_same(name, found, called(row.function, [*given.values()]))
+        tensors = [*(y.detach() for y in results), *gradients]
+        assert_same(name, tensors, called(row.function, [*given.values()]))
     assert counter.frame_count == 1
     with torch.no_grad():
-        assert_same(name, listed(compiled(*leaves)), found[: len(results)])
+        assert_same(name, listed(compiled(*leaves)), tensors[: len(results)])
 
 
 @pytest.mark.parametrize(

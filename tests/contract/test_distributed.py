@@ -88,17 +88,17 @@ def compared(name, mesh, case, used=None, **options) -> dict:
         for n, x in given.items()
     ]
     with CommDebugMode() as forward:
-        found = listed(row.function(*spread))
+        results = listed(row.function(*spread))
     sent = [distribute(g, mesh, of_upstream) for g in upstream]
     with CommDebugMode() as backward:
-        gradients = torch.autograd.grad([found[k] for k in used], spread, [sent[k] for k in used], **wanted)
-    pairs = [*zip(found, expected, strict=True), *zip(gradients, truth, strict=True)]
-    of_tokens = [True] * len(found) + [bool(dims[n]) for n in given]
+        gradients = torch.autograd.grad([results[k] for k in used], spread, [sent[k] for k in used], **wanted)
+    pairs = [*zip(results, expected, strict=True), *zip(gradients, truth, strict=True)]
+    of_tokens = [True] * len(results) + [bool(dims[n]) for n in given]
     return {
         "placements": [str(a.placements[0]) for a, _ in pairs],
-        "offsets": [0] * len(found) + [offset_of(dims[n]) for n in given],
+        "offsets": [0] * len(results) + [offset_of(dims[n]) for n in given],
         "of tokens": of_tokens,
-        "local": found[0].to_local().size(0),
+        "local": results[0].to_local().size(0),
         "communication": (forward.get_total_counts(), backward.get_total_counts()),
         "equal": [torch.equal(a.full_tensor(), b) for a, b in pairs],
         "apart": [
@@ -129,11 +129,11 @@ def attention(mesh, placement, gates, options) -> dict:
     inputs = {name: placed(name, x) for name, x in case.inputs.items()}
     upstream = {"do": placed("do", case.do), "dend": placed("dend", case.dend)}
     local = case.run(recurrent_linear_attention)
-    found = dataclasses.replace(case, inputs=inputs, **upstream).run(recurrent_linear_attention)
+    results = dataclasses.replace(case, inputs=inputs, **upstream).run(recurrent_linear_attention)
     return {
-        "placements": str(found["o"].placements[0]),
+        "placements": str(results["o"].placements[0]),
         "equal": {
-            n: torch.allclose(found[n].full_tensor(), x, rtol=1e-5, atol=1e-6) for n, x in local.items()
+            n: torch.allclose(results[n].full_tensor(), x, rtol=1e-5, atol=1e-6) for n, x in local.items()
         },
     }
 
@@ -179,22 +179,22 @@ def test_distributed_equals_one_process(ranks, name):
     """Gradients of parameters are two partial sums of 10 tokens, or one of 20, that nothing rounded."""
     for outcome in ranks:
         for case in (*cases_of(name), "narrow", "first result"):
-            found = outcome.get((name, case))
-            if found is None:
+            report = outcome.get((name, case))
+            if report is None:
                 continue
-            assert all(e for e, t in zip(found["equal"], found["of tokens"], strict=True) if t), case
-            assert max(a for a, t in zip(found["apart"], found["of tokens"], strict=True)) < 1e-6, case
+            assert all(e for e, t in zip(report["equal"], report["of tokens"], strict=True) if t), case
+            assert max(a for a, t in zip(report["apart"], report["of tokens"], strict=True)) < 1e-6, case
 
 
 @each_operator
 def test_tokens_shard_without_communication_and_entries_are_gathered(ranks, name):
     for outcome in ranks:
         for case in FREE:
-            found, placement = outcome[name, case], CASES[case][0]
-            assert found["communication"] == (0, 0), case
+            report, placement = outcome[name, case], CASES[case][0]
+            assert report["communication"] == (0, 0), case
             sharded = isinstance(placement, Shard)
             for given, offset, of_tokens in zip(
-                found["placements"], found["offsets"], found["of tokens"], strict=True
+                report["placements"], report["offsets"], report["of tokens"], strict=True
             ):
                 if of_tokens:
                     assert given == (f"S({placement.dim + offset})" if sharded else "R"), case

@@ -47,8 +47,8 @@ def one_by_one(function, calls):
 def assert_mapped(name, row, which, **options):
     dims = tuple(dims_of(row, which))
     mapped, own = stacked(row, dims, **options)
-    found = listed(torch.vmap(row.function, in_dims=dims)(*mapped))
-    assert_same(name, found, one_by_one(row.function, own))
+    results = listed(torch.vmap(row.function, in_dims=dims)(*mapped))
+    assert_same(name, results, one_by_one(row.function, own))
 
 
 @each_dtype
@@ -72,10 +72,10 @@ def test_vmap_over_nothing(name, row):
         results, pull = torch.func.vjp(row.function, *given)
         return results, *pull(results)
 
-    run = torch.vmap(both, in_dims=dims)
-    found = run(*(x if d is None else x[:0] for x, d in zip(mapped, dims, strict=True)))
-    one = tree_leaves(run(*mapped))
-    assert [(t.shape, t.dtype) for t in tree_leaves(found)] == [((0, *t.shape[1:]), t.dtype) for t in one]
+    vmapped = torch.vmap(both, in_dims=dims)
+    empty = vmapped(*(x if d is None else x[:0] for x, d in zip(mapped, dims, strict=True)))
+    one = tree_leaves(vmapped(*mapped))
+    assert [(t.shape, t.dtype) for t in tree_leaves(empty)] == [((0, *t.shape[1:]), t.dtype) for t in one]
 
 
 @each_row
@@ -103,20 +103,20 @@ def test_gradients_of_each_sample(name, row, which, how):
     def loss(*given):
         return sum((y * g).sum() for y, g in zip(listed(row.function(*given)), upstream, strict=True))
 
-    def gradients(*given):
+    def differentiated(*given):
         if how == "grad":
             return torch.func.grad(loss, tuple(range(len(given))))(*given)
         results, pull = torch.func.vjp(row.function, *given)
         return pull(upstream[0] if isinstance(results, torch.Tensor) else tuple(upstream))
 
     expected = [torch.stack(parts) for parts in zip(*(called(row.function, one) for one in own), strict=True)]
-    found = torch.vmap(gradients, in_dims=dims)(*mapped)
+    gradients = torch.vmap(differentiated, in_dims=dims)(*mapped)
     if how == "grad" and "reduced" in name:
         # a sum that autograd sees is not made in place, and in another order
-        for a, b in zip(found, expected[len(upstream) :], strict=True):
+        for a, b in zip(gradients, expected[len(upstream) :], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
     else:
-        assert_same(name, found, expected[len(upstream) :])
+        assert_same(name, gradients, expected[len(upstream) :])
 
 
 @each_row
@@ -125,16 +125,16 @@ def test_gradient_of_a_vmapped_call(name, row):
     dims = tuple(dims_of(row, "tokens"))
     mapped, _ = stacked(row, dims)
 
-    def gradients(function, given, leaves):
+    def differentiated(function, given, leaves):
         results = listed(function(*given))
         return torch.autograd.grad(results, leaves, upstream_of(results))
 
     leaves = [x.clone().requires_grad_() for x in mapped]
-    found = gradients(torch.vmap(row.function, in_dims=dims), leaves, leaves)
+    gradients = differentiated(torch.vmap(row.function, in_dims=dims), leaves, leaves)
     again = [x.clone().requires_grad_() for x in mapped]
     calls = [[x if d is None else x[k] for x, d in zip(again, dims, strict=True)] for k in range(SIZE)]
-    expected = gradients(lambda *_: one_by_one(row.function, calls), again, again)
-    for a, b, d in zip(found, expected, dims, strict=True):
+    expected = differentiated(lambda *_: one_by_one(row.function, calls), again, again)
+    for a, b, d in zip(gradients, expected, dims, strict=True):
         if d is not None:
             assert_same(name, [a], [b])
         else:
@@ -167,10 +167,10 @@ def test_compiled_transforms(name, row):
         )
 
     torch._dynamo.reset()
-    found = torch.compile(transformed, backend="aot_eager", fullgraph=True)(xs, *rest)
+    gradients = torch.compile(transformed, backend="aot_eager", fullgraph=True)(xs, *rest)
     leaves = [t.clone().requires_grad_() for t in xs]
     each = torch.stack(torch.autograd.grad(sum(f(t, *rest) for t in leaves), leaves))
-    for t, expected in zip(found, (each[0], each, each), strict=True):
+    for t, expected in zip(gradients, (each[0], each, each), strict=True):
         torch.testing.assert_close(t, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -185,9 +185,9 @@ def test_batched_gradients(name, row):
         with pytest.raises(NotImplementedError, match=r"no batched gradients.*torch\.func\.vjp"):
             torch.autograd.grad(results, leaves, upstream, is_grads_batched=True, **options)
         return
-    found = torch.autograd.grad(results, leaves, upstream, is_grads_batched=True, **options)
+    gradients = torch.autograd.grad(results, leaves, upstream, is_grads_batched=True, **options)
     each = [torch.autograd.grad(results, leaves, one, **options) for one in zip(*upstream, strict=True)]
-    assert_same(name, found, [torch.stack(parts) for parts in zip(*each, strict=True)])
+    assert_same(name, gradients, [torch.stack(parts) for parts in zip(*each, strict=True)])
 
 
 @each_function
@@ -197,10 +197,10 @@ def test_values_and_jacobian_in_float64_are_those_of_the_specification(name, row
     for a, b in zip(listed(row.function(*given)), listed(row.specification(*given)), strict=True):
         assert a.dtype == torch.float64
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
-    found = torch.func.jacrev(row.function, argnums=every)(*given)
+    jacobian = torch.func.jacrev(row.function, argnums=every)(*given)
     expected = torch.func.jacrev(row.specification, argnums=every)(*given)
     # the implicit gradient belongs to the fixed point, except for eps
     limit = 1e-5 if "implicit" in name else 1e-10
-    for a, b in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+    for a, b in zip(tree_leaves(jacobian), tree_leaves(expected), strict=True):
         assert a.dtype == torch.float64
         torch.testing.assert_close(a, b, rtol=limit, atol=2 * limit)

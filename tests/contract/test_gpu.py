@@ -47,8 +47,8 @@ def test_float64_takes_pytorch(name, monkeypatch):
     there = [t.to(DEVICE) for t in given]
     expected = called(ROWS[name].function, given)
     limit = 1e-13 if name in ("hc_pre", "hc_post") else 1e-12
-    for found, t in zip(called(ROWS[name].function, there), expected, strict=True):
-        torch.testing.assert_close(found.cpu(), t, rtol=limit, atol=limit)
+    for result, t in zip(called(ROWS[name].function, there), expected, strict=True):
+        torch.testing.assert_close(result.cpu(), t, rtol=limit, atol=limit)
     if name in ("hc_pre", "hc_post", "hc_mixes, merged"):
         with pytest.raises(NotImplementedError, match="the kernels compute in float32"):
             ROWS[name].function(*there, implementation="helion")
@@ -135,20 +135,20 @@ def test_more_than_two_to_the_31_elements(name, monkeypatch):
 
     def results(given, make):
         leaves = [x.requires_grad_() for x in given]
-        found = listed(row.function(*leaves))
-        return [*(y.detach() for y in found), *torch.autograd.grad(found, leaves, [*map(make, upstream)])]
+        values = listed(row.function(*leaves))
+        return [*(y.detach() for y in values), *torch.autograd.grad(values, leaves, [*map(make, upstream)])]
 
     upstream = upstream_of(row.function(*few.values()))
     expected = results([x.clone() for x in few.values()], lambda g: g)
     many = [behind_zeros(x) if mine else x for x, mine in zip(few.values(), of_tokens, strict=True)]
     places = [True] * len(upstream) + of_tokens
-    for found, t, mine in zip(results(many, behind_zeros), expected, places, strict=True):
+    for result, t, mine in zip(results(many, behind_zeros), expected, places, strict=True):
         if mine:
-            assert torch.equal(found[-3:], t)
-            assert (found[:-3] == found[0]).all()
+            assert torch.equal(result[-3:], t)
+            assert (result[:-3] == result[0]).all()
         else:
             # zeros add nothing to a sum, in whatever order
-            torch.testing.assert_close(found, t, rtol=1e-5, atol=1e-5 * float(t.abs().max()))
+            torch.testing.assert_close(result, t, rtol=1e-5, atol=1e-5 * float(t.abs().max()))
 
 
 each_of_pytorch = pytest.mark.parametrize("name", [name for name, row in ROWS.items() if not row.kernels])
@@ -183,6 +183,6 @@ def test_another_stream(name):
     expected = called(function, given)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        found = called(function, given)
+        results = called(function, given)
     torch.cuda.current_stream().wait_stream(stream)
-    assert_equal(found, expected)
+    assert_equal(results, expected)

@@ -41,12 +41,12 @@ def test_layouts_of_arguments_and_of_upstream_gradients_change_no_bit(name, row)
         assert any(not t.is_contiguous() or t.storage_offset() or t.is_neg() for t in given)
         contiguous = [t.clone(memory_format=torch.contiguous_format) for t in given]
         expected = called(row.function, contiguous, lambda g, change=change: change(g).contiguous())
-        found = called(row.function, given, change)
-        assert_same(name, found, expected)
+        results = called(row.function, given, change)
+        assert_same(name, results, expected)
         # the streams of a site are its argument; squares beside an operator keep their layout
         own = storages(given)
-        made = [t for t in found if t.untyped_storage().data_ptr() not in own]
-        assert all(t.is_contiguous() for t in made) or "reduced" in name
+        fresh = [t for t in results if t.untyped_storage().data_ptr() not in own]
+        assert all(t.is_contiguous() for t in fresh) or "reduced" in name
         expected = called(row.function, plain, lambda g, change=change: change(g).contiguous())
         assert_same(name, called(row.function, plain, change), expected)
 
@@ -87,18 +87,18 @@ def test_any_leading_shape(name, row, lead):
 
     def results(given, shape):
         leaves = [x.clone().requires_grad_() for x in given.values()]
-        found = listed(row.function(*leaves))
+        values = listed(row.function(*leaves))
         upstream = [shape(g) for g in upstream_of(row.function(*flat.values()))]
-        return [*(y.detach() for y in found), *torch.autograd.grad(found, leaves, upstream)]
+        return [*(y.detach() for y in values), *torch.autograd.grad(values, leaves, upstream)]
 
     expected = results(flat, lambda g: g)
     count = len(expected) - len(flat)
     offsets = [0] * count + [dims[n][0] if dims[n] else None for n in flat]
     shapes = [x if o is None else shaped(x, o) for x, o in zip(expected, offsets, strict=True)]
-    found = results(given, lambda g: shaped(g, 0))
-    assert_same(name, found, shapes)
+    tensors = results(given, lambda g: shaped(g, 0))
+    assert_same(name, tensors, shapes)
     if not tokens:
-        assert not any(x.any() for x, o in zip(found, offsets, strict=True) if o is None)
+        assert not any(x.any() for x, o in zip(tensors, offsets, strict=True) if o is None)
 
 
 @each_interpreted

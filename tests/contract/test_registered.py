@@ -92,10 +92,10 @@ def test_fakes_have_the_metadata_of_what_runs(name, row, dtype):
 @each_function
 def test_meta_device(name, row):
     given = [*row.arguments(2, 5, **DTYPES["narrow"]).values()]
-    found = called(row.function, [t.to("meta") for t in given])
+    results = called(row.function, [t.to("meta") for t in given])
     expected = [(t.shape, t.stride(), t.dtype) for t in called(row.function, given)]
-    assert [(t.shape, t.stride(), t.dtype) for t in found] == expected
-    assert {t.device.type for t in found} == {"meta"}
+    assert [(t.shape, t.stride(), t.dtype) for t in results] == expected
+    assert {t.device.type for t in results} == {"meta"}
 
 
 @each_row

@@ -26,9 +26,9 @@ def truth(name):
     return gradients(row.specification, given, given)
 
 
-def assert_gradients(name, found, trained):
+def assert_gradients(name, by_argument, trained):
     for argument, expected in truth(name).items():
-        g = found[argument]
+        g = by_argument[argument]
         if argument not in trained:
             assert g is None, f"{name}: a gradient of {argument}, which needs none"
             continue
@@ -103,10 +103,10 @@ class Together:
     def leaves(self):
         return [x.clone().requires_grad_(flag) for x, flag in zip(self.given, self.flags, strict=True)]
 
-    def assert_gradients(self, found):
-        found = iter(found)
+    def assert_gradients(self, grads):
+        grads = iter(grads)
         for name, arguments, trained in zip(self.rows, self.arguments, self.trained, strict=True):
-            assert_gradients(name, {a: next(found) for a in arguments}, trained)
+            assert_gradients(name, {a: next(grads) for a in arguments}, trained)
 
 
 def of_compiled(together, backend="aot_eager"):
@@ -121,9 +121,9 @@ def of_inductor(together):
 
 def of_compiled_func_grad(together):
     numbers = tuple(k for k, flag in enumerate(together.flags) if flag)
-    run = torch.compile(torch.func.grad(together.loss, numbers), backend="aot_eager", fullgraph=True)
-    found = iter(run(*together.given))
-    return [next(found) if flag else None for flag in together.flags]
+    compiled = torch.compile(torch.func.grad(together.loss, numbers), backend="aot_eager", fullgraph=True)
+    grads = iter(compiled(*together.given))
+    return [next(grads) if flag else None for flag in together.flags]
 
 
 def of_compiled_autograd(together):

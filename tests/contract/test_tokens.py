@@ -46,14 +46,14 @@ def problem(name, size, device, tokens, monkeypatch, **dtypes):
 def results(function, given, upstream):
     """Values, and the gradient of each argument."""
     leaves = [x.detach().requires_grad_() for x in given.values()]
-    found = listed(function(*leaves))
-    return [*(y.detach() for y in found), *torch.autograd.grad(found, leaves, upstream)]
+    values = listed(function(*leaves))
+    return [*(y.detach() for y in values), *torch.autograd.grad(values, leaves, upstream)]
 
 
-def of_tokens(row, found):
+def of_tokens(row, tensors):
     """The dimension of the tokens in each of `results`; None for the gradient of a parameter."""
     dims = [where[0] if where else None for where in row.token_dims().values()]
-    return [0] * (len(found) - len(dims)) + dims
+    return [0] * (len(tensors) - len(dims)) + dims
 
 
 def taken(t, dim, part):
@@ -81,11 +81,11 @@ def test_the_tokens_around_and_the_run_change_no_bit(name, size, dtype, monkeypa
     for part in (*(slice(k, k + 1) for k in range(0, tokens, 13)), *parts):
         some = {k: taken(x, d[0] if d else None, part) for (k, x), d in
                 zip(given.items(), row.token_dims().values(), strict=True)}  # fmt: skip
-        found = results(row.function, some, [g[part] for g in upstream])
-        for t, t_of_all, dim in zip(found, whole, of_tokens(row, whole), strict=True):
+        of_part = results(row.function, some, [g[part] for g in upstream])
+        for t, t_of_all, dim in zip(of_part, whole, of_tokens(row, whole), strict=True):
             assert dim is None or torch.equal(t, taken(t_of_all, dim, part)), part
     with torch.no_grad():
-        assert_equal(listed(row.function(*some.values())), found[: len(upstream)])
+        assert_equal(listed(row.function(*some.values())), of_part[: len(upstream)])
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -102,10 +102,10 @@ def test_a_token_that_is_not_finite_stays_one(name, poison, device, monkeypatch)
         spoilt = {**given, argument: given[argument].clone()}
         token = spoilt[argument].select(dims[0], bad)
         token[(-1,) * token.dim()] = poison
-        found = results(row.function, spoilt, upstream)
+        poisoned = results(row.function, spoilt, upstream)
         wide = {k: x.cpu().double() for k, x in spoilt.items()}
         exact = results(row.specification, wide, [g.cpu().double() for g in upstream])
-        for k, (t, before, dim) in enumerate(zip(found, clean, of_tokens(row, found), strict=True)):
+        for k, (t, before, dim) in enumerate(zip(poisoned, clean, of_tokens(row, poisoned), strict=True)):
             if device == "cpu" or k < len(upstream):
                 assert torch.equal(t.cpu().isfinite(), exact[k].isfinite()), (argument, k)
             if dim is not None:

@@ -40,8 +40,8 @@ def device(request, monkeypatch):
 def differentiated(function, given, device, dtype):
     """(results, a function from numbers of results to gradients of their sum)."""
     leaves = [x.to(device, dtype).requires_grad_() for x in given.values()]
-    found = function(*leaves)
-    results = (found,) if isinstance(found, torch.Tensor) else tuple(found)
+    output = function(*leaves)
+    results = (output,) if isinstance(output, torch.Tensor) else tuple(output)
 
     def gradients(used):
         terms = [results[k].sum() * (k + 1) for k in used if results[k].requires_grad]
@@ -56,13 +56,13 @@ def assert_written(row, given, device, alone=True):
     """All results and their gradients equal the specification's, together and one result at a time."""
     results, gradients = differentiated(row.function, given, device, torch.float32)
     exact, exact_gradients = differentiated(row.specification, given, "cpu", torch.float64)
-    for found, expected in zip(results, exact, strict=True):
-        torch.testing.assert_close(found.cpu().double(), expected, **TOLERANCES)
+    for result, expected in zip(results, exact, strict=True):
+        torch.testing.assert_close(result.cpu().double(), expected, **TOLERANCES)
     every = list(range(len(exact)))
     for used in [every] + [[k] for k in every] * (alone and len(every) > 1):
-        for name, found, expected in zip(given, gradients(used), exact_gradients(used), strict=True):
+        for name, gradient, expected in zip(given, gradients(used), exact_gradients(used), strict=True):
             zeros = torch.zeros_like(given[name])
-            sides = (zeros if x is None else x.cpu() for x in (found, expected))
+            sides = (zeros if x is None else x.cpu() for x in (gradient, expected))
             a, b = (x.double() for x in sides)
             torch.testing.assert_close(a, b, **TOLERANCES, msg=lambda m, name=name: f"d{name}: {m}")
 

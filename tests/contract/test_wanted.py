@@ -24,28 +24,28 @@ def test_an_operator_returns_the_gradient_that_is_asked_for_alone(name, row, arg
     value = loss(row.function(*leaves.values()))
     with Recorder() as recorder:
         value.backward()
-    results = [t for operator, _, found in recorder.calls if is_gradient(operator) for t in listed(found)]
-    (made,) = (t.numel() for t in results if t.numel())
+    results = [t for operator, _, outputs in recorder.calls if is_gradient(operator) for t in listed(outputs)]
+    (entries,) = (t.numel() for t in results if t.numel())
     sizes = {name: math.prod(shape) for name, shape in row.shapes(3).items()}
     allowed = {sizes["base"] + 3 if argument in SUMS else sizes[argument], sizes.get(MADE_OF.get(argument))}
     if argument in ("partials", "squares"):
         # they take theirs from one of the mixes
         allowed.add(math.prod(row.shapes(3)["partials"][1:]))
-    assert made in allowed
+    assert entries in allowed
 
 
 def launched(name, trained, monkeypatch):
     """(kernel, its tensors) of each launch of a backward."""
     row = OPERATORS[name]
-    found = noted_on_cpu(
+    launches = noted_on_cpu(
         monkeypatch,
         lambda kernel, given: (kernel, [x for x in given if x is None or isinstance(x, torch.Tensor)]),
     )
     leaves = {k: x.requires_grad_(k in trained) for k, x in row.arguments().items()}
     value = loss(row.function(*leaves.values()))
-    found.clear()
+    launches.clear()
     value.backward()
-    return found
+    return launches
 
 
 COEFFICIENTS = "hc_split_sinkhorn_backward"
@@ -77,8 +77,8 @@ EXPECTED = [
 
 @pytest.mark.parametrize(("name", "trained", "kernels"), EXPECTED)
 def test_launches(name, trained, kernels, monkeypatch):
-    found = launched(name, trained, monkeypatch)
-    assert [kernel for kernel, _ in found] == kernels
+    launches = launched(name, trained, monkeypatch)
+    assert [kernel for kernel, _ in launches] == kernels
 
 
 @pytest.mark.parametrize(
