@@ -52,11 +52,11 @@ on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", 
 def test_a_norm_weight_and_its_gradient(row, device):
     """It multiplies fn in float32; its gradient is a sum of M products with fn's."""
     x, fn, weight, upstream = (t.to(device) for t in row.make_inputs())
-    found = results(x, fn, upstream, weight, norm_eps=row.norm_eps)
+    weighted = results(x, fn, upstream, weight, norm_eps=row.norm_eps)
     *folded, product = results(x, fn * weight, upstream, norm_eps=row.norm_eps)
-    assert_equal(found[:3], [*folded, product * weight])
+    assert_equal(weighted[:3], [*folded, product * weight])
     exact, size = ((of(product).double() * of(fn)).sum(0) for of in (torch.positive, torch.abs))
-    assert ((found[3] - exact).abs() <= (row.m + 2) * UNIT * size).all()
+    assert ((weighted[3] - exact).abs() <= (row.m + 2) * UNIT * size).all()
 
 
 def test_what_ends_in_every_column_is_merged():
@@ -72,11 +72,11 @@ def test_dtypes_of_streams_and_of_fn(of_x, of_fn, device):
     x, fn, dmixes = (t.to(device) for t in inputs(40, dtype=of_x))
     fn, weight = fn.to(of_fn), (1 + 0.2 * randn(fn.size(1), device=device)).to(of_fn)
     wide = torch.float64 if of_x == torch.float64 else torch.float32
-    found = results(x, fn, dmixes, weight)
-    assert [t.dtype for t in found] == [wide, of_x, of_fn, of_fn]
+    tensors = results(x, fn, dmixes, weight)
+    assert [t.dtype for t in tensors] == [wide, of_x, of_fn, of_fn]
     # parameters are widened, computed with and their gradients rounded once
     same = results(x, fn.to(wide), dmixes, weight.to(wide))
-    assert_equal(found, [same[0], same[1], same[2].to(of_fn), same[3].to(of_fn)])
+    assert_equal(tensors, [same[0], same[1], same[2].to(of_fn), same[3].to(of_fn)])
 
 
 def test_tf32_is_float32_on_pytorch():
@@ -105,22 +105,22 @@ def test_a_token_of_zeros(norm_eps, eps_outside):
     if eps_outside:
         # dx of 1e38 would be beyond float32
         dmixes[1] *= 1e-3 if norm_eps < 1e-30 else 1.0
-    found = results(x, fn, dmixes, norm_eps=norm_eps, eps_outside=eps_outside)
-    assert not found[0][1].any()
+    tensors = results(x, fn, dmixes, norm_eps=norm_eps, eps_outside=eps_outside)
+    assert not tensors[0][1].any()
     r = 1 / (norm_eps if eps_outside else math.sqrt(norm_eps))
     expected = (dmixes[1].double() @ fn.double() * r).view(4, 24)
     limit = 24 * 4 * UNIT * r * (dmixes[1].abs() @ fn.abs()).view(4, 24).double()
-    assert ((found[1][1] - expected).abs() <= limit).all()
-    assert all(t.isfinite().all() for t in found)
+    assert ((tensors[1][1] - expected).abs() <= limit).all()
+    assert all(t.isfinite().all() for t in tensors)
 
 
 @pytest.mark.parametrize("eps_outside", [False, True])
 def test_squares_that_underflow(eps_outside):
     """Values of 1e-30: their squares are 0 in float32, and norm_eps is all of the norm."""
     x, fn, dmixes = inputs(3, spread=1e-30)
-    found = results(x, fn, dmixes, norm_eps=1e-20, eps_outside=eps_outside)
+    tensors = results(x, fn, dmixes, norm_eps=1e-20, eps_outside=eps_outside)
     truth = exact(x, fn, dmixes, norm_eps=1e-20, eps_outside=eps_outside)
-    for a, b in zip(found, truth, strict=True):
+    for a, b in zip(tensors, truth, strict=True):
         assert (a - b).abs().max() <= 2e-6 * b.abs().max()
 
 
@@ -129,10 +129,10 @@ def test_squares_that_overflow():
     x, fn, dmixes = inputs(3)
     x[1] *= 1e20
     for eps_outside in (False, True):
-        found = results(x, fn, dmixes, eps_outside=eps_outside)
-        assert all(t.isfinite().all() for t in found)
-        assert not found[0][1].any()
-        assert not found[1][1].any()
+        tensors = results(x, fn, dmixes, eps_outside=eps_outside)
+        assert all(t.isfinite().all() for t in tensors)
+        assert not tensors[0][1].any()
+        assert not tensors[1][1].any()
 
 
 X, FN = torch.zeros(2, 4, 5), torch.zeros(24, 20)

@@ -49,6 +49,6 @@ def test_against_float64(used, sizes, dtype, made_by, monkeypatch):
     truth, budget = truth_and_budget(equation, tensors, upstream)
     device = "cuda" if made_by == "gpu" else "cpu"
     there = [[None if t is None else t.to(device) for t in of] for of in (tensors, upstream)]
-    found = [t.cpu() for t in values_and_gradients(function, *there)]
-    assert [t.dtype for t in found] == [torch.float32] * 2 + [dtype, torch.float32][: len(found) - 2]
-    assert_within(found, truth, budget)
+    results = [t.cpu() for t in values_and_gradients(function, *there)]
+    assert [t.dtype for t in results] == [torch.float32] * 2 + [dtype, torch.float32][: len(results) - 2]
+    assert_within(results, truth, budget)

@@ -31,11 +31,11 @@ def test_a_permutation_sends_input_streams_to_output_streams():
 @pytest.mark.parametrize("n", [1, 4, 16])
 def test_one_rounding_and_no_more(n, dtype, device):
     inputs = post_inputs(64, n=n, c=1024, dtype=dtype)
-    found = post_results(*(t.to(device) for t in inputs))
+    results = post_results(*(t.to(device) for t in inputs))
     *given, bias, grad = (t[None] for t in inputs)
     truth = budget.exact(*given, grad, bias)
     for name in ("out", "df", "dx"):
-        assert one_rounding(found[name].cpu(), truth[name][0]) <= 1.03
+        assert one_rounding(results[name].cpu(), truth[name][0]) <= 1.03
 
 
 def test_little_memory_beside_the_results(monkeypatch):
@@ -44,8 +44,8 @@ def test_little_memory_beside_the_results(monkeypatch):
     whole = post_results(*inputs)
     monkeypatch.setattr(pieces, "ENTRIES", 7 * 4 * 128 + 1)
     with LargestFloat32() as largest:
-        found = post_results(*inputs)
-    assert_equal(found.values(), whole.values())
+        in_pieces = post_results(*inputs)
+    assert_equal(in_pieces.values(), whole.values())
     assert 7 * 4 * 128 < largest.entries == 50 * 128
     with LargestFloat32() as largest:
         post_results(*inputs[:4], None, *inputs[5:])

@@ -23,11 +23,11 @@ def drawn(dtype, bias_dtype):
     return *given, bias.to(bias_dtype), grad
 
 
-def check(found, post, grad):
+def check(dbias, post, grad):
     """Compares the root mean square error with a float32 sum's; `grad` is the gradient of the new streams."""
     exact = torch.einsum("to,toc->c", post.double(), grad)
-    once = torch.einsum("to,toc->tc", post, grad.float()).sum(0).to(found.dtype)
-    own, allowed = ((x.double() - exact).norm() for x in (found, once))
+    once = torch.einsum("to,toc->tc", post, grad.float()).sum(0).to(dbias.dtype)
+    own, allowed = ((x.double() - exact).norm() for x in (dbias, once))
     assert own <= MOST * allowed, (own, allowed)
 
 
@@ -55,8 +55,8 @@ def test_hc_post(path, dtype, bias_dtype, monkeypatch):
 
 def crossed(weights, f, x, post, comb, bias):
     """The results that have upstream gradients; fn is 0, so that weights of its own are all the same."""
-    found = hc_boundary(f, x, post, comb, weights, FN, SCALE, BASE, 2, bias=bias)
-    return found.residual, found.y
+    results = hc_boundary(f, x, post, comb, weights, FN, SCALE, BASE, 2, bias=bias)
+    return results.residual, results.y
 
 
 @pytest.mark.parametrize(

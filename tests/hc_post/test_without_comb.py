@@ -29,8 +29,8 @@ def test_one_rounding_of_each_result(n, c, dtype, other):
     """Within half a unit of the result's dtype, and a unit of float32 for each operation on its terms."""
     given = inputs(2, 5, n=n, c=c, dtype=dtype, other=other)
     grad = randn(2, 5, n, c, seed=4, dtype=dtype)
-    found = values_and_gradients(lambda *t: (added(*t),), given, [grad])
-    assert [t.dtype for t in found] == [dtype, other, dtype, torch.float32, torch.float32]
+    results = values_and_gradients(lambda *t: (added(*t),), given, [grad])
+    assert [t.dtype for t in results] == [dtype, other, dtype, torch.float32, torch.float32]
 
     def exact(f, x, post, bias, g):
         post, f = post.unsqueeze(-1), (f + bias).unsqueeze(-2)
@@ -40,7 +40,7 @@ def test_one_rounding_of_each_result(n, c, dtype, other):
     truth, sizes = exact(*wide), exact(*(t.abs() for t in wide))
     operations = 4, n, 0, c + 2, 10 * n
     unit = 2.0**-53 if dtype == torch.float64 else UNIT
-    for y, t, size, count in zip(found, truth, sizes, operations, strict=True):
+    for y, t, size, count in zip(results, truth, sizes, operations, strict=True):
         limit = torch.finfo(y.dtype).eps / 2 * t.abs() + count * unit * size
         # subnormals of float16 have units of their own
         limit += 2.0**-25 if y.dtype == torch.float16 else torch.finfo(y.dtype).tiny * UNIT

@@ -17,9 +17,9 @@ from helion_sinkhorn.runtime import pieces
 @pytest.mark.parametrize("n", [1, 4, 16])
 def test_one_rounding_and_no_more(n, dtype, device):
     inputs = pre_inputs(64, n=n, c=1024, dtype=dtype)
-    found, truth = pre_results(*(t.to(device) for t in inputs)), budget.exact(*inputs)
-    assert one_rounding(found["y"].cpu(), truth["y"]) <= 1.03
-    assert one_rounding(found["dx"].cpu(), truth["dx"]) <= 1.03
+    results, truth = pre_results(*(t.to(device) for t in inputs)), budget.exact(*inputs)
+    assert one_rounding(results["y"].cpu(), truth["y"]) <= 1.03
+    assert one_rounding(results["dx"].cpu(), truth["dx"]) <= 1.03
 
 
 def test_little_memory_beside_the_results(monkeypatch):
@@ -28,8 +28,8 @@ def test_little_memory_beside_the_results(monkeypatch):
     whole = pre_results(*inputs)
     monkeypatch.setattr(pieces, "ENTRIES", 7 * 4 * 128 + 1)
     with LargestFloat32() as largest:
-        found = pre_results(*inputs)
-    assert_equal(found.values(), whole.values())
+        in_pieces = pre_results(*inputs)
+    assert_equal(in_pieces.values(), whole.values())
     assert 0 < largest.entries <= 7 * 4 * 128
 
 

@@ -41,16 +41,16 @@ def truth(x, pre, weight, du, eps=1e-6):
     y = reference.hc_pre(*leaves[:2])
     rounded = y + (y.detach().to(x.dtype).double() - y.detach())
     u = leaves[2] * rounded / (rounded.square().mean(-1, keepdim=True) + eps).sqrt()
-    *made, dy = torch.autograd.grad(u, (*leaves, rounded), du.double())
-    found = u.detach(), *made
-    sizes = [t.norm() for t in found]
+    *gradients, dy = torch.autograd.grad(u, (*leaves, rounded), du.double())
+    values = u.detach(), *gradients
+    sizes = [t.norm() for t in values]
     sizes[2] = (x.double().norm(dim=-1) * dy.norm(dim=-1, keepdim=True)).norm()
-    return list(zip(found, sizes, strict=True))
+    return list(zip(values, sizes, strict=True))
 
 
-def relative(found, exact):
+def relative(result, exact):
     value, size = exact
-    return ((found.double() - value).norm() / size).item()
+    return ((result.double() - value).norm() / size).item()
 
 
 @pytest.fixture(params=["pytorch", "kernels"])
@@ -85,28 +85,28 @@ def test_a_site_on_a_gpu(c):
     x, _, weight, _ = inputs(tokens, n=n, c=c)
     fn, scale, base = randn(24, n * c, seed=4, scale=0.02), 1 + randn(3, seed=5, scale=0.1), randn(24, seed=6)
 
-    def run(function, *tensors):
+    def values_of(function, *tensors):
         return list(function(*tensors[:4], y_norm_weight=tensors[4]))
 
     for dtype, limit in ((torch.float32, 2e-5), (torch.bfloat16, 4 * UNIT)):
         own = x.to(dtype), fn, scale, base, weight
         leaves = [t.cuda().requires_grad_() for t in own]
         wide = [t.double().requires_grad_() for t in own]
-        made, exact = run(hc_site, *leaves), run(reference.hc_site, *wide)
-        upstream = [randn(*t.shape, seed=20 + k, dtype=t.dtype) for k, t in enumerate(made)]
-        found = torch.autograd.grad(made, leaves, [g.cuda() for g in upstream])
+        values, exact = values_of(hc_site, *leaves), values_of(reference.hc_site, *wide)
+        upstream = [randn(*t.shape, seed=20 + k, dtype=t.dtype) for k, t in enumerate(values)]
+        gradients = torch.autograd.grad(values, leaves, [g.cuda() for g in upstream])
         expected = torch.autograd.grad(exact, wide, [g.double() for g in upstream])
         sizes = [t.norm() for t in (*exact, *expected)]
         # the sum over tokens that is the gradient of the scale may cancel
         of_tokens = [
             torch.autograd.grad(
-                run(reference.hc_site, wide[0][k : k + 1], *wide[1:]),
+                values_of(reference.hc_site, wide[0][k : k + 1], *wide[1:]),
                 wide[2], [g[k : k + 1].double() for g in upstream],
             )[0]
             for k in range(tokens)
         ]  # fmt: skip
-        sizes[len(made) + 2] = torch.stack(of_tokens).abs().sum(0).norm()
-        for a, b, size in zip((*made, *found), (*exact, *expected), sizes, strict=True):
+        sizes[len(values) + 2] = torch.stack(of_tokens).abs().sum(0).norm()
+        for a, b, size in zip((*values, *gradients), (*exact, *expected), sizes, strict=True):
             assert relative(a.detach().cpu(), (b.detach(), size)) < limit
 
 
@@ -125,16 +125,16 @@ def test_peaked_inputs(path, kind):
     else:
         x = x[:, :1].expand_as(x)
     given = x, pre, weight, du
-    for found, exact in zip(results(hc_pre, *given), truth(*given), strict=True):
-        assert relative(found, exact) < (1e-3 if kind == "along the gradient" else 1e-5)
+    for result, exact in zip(results(hc_pre, *given), truth(*given), strict=True):
+        assert relative(result, exact) < (1e-3 if kind == "along the gradient" else 1e-5)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-20, 1e18])
 def test_small_and_large_tokens_are_finite(path, value):
     x, pre, weight, du = inputs(3)
     x[1] = value
-    for found in results(hc_pre, x, pre, weight, du, eps=2e-38):
-        assert found.isfinite().all()
+    for result in results(hc_pre, x, pre, weight, du, eps=2e-38):
+        assert result.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)

@@ -49,17 +49,17 @@ def test_any_use_of_the_residual_has_the_right_gradient(use, by, monkeypatch):
         kernels_on_cpu(monkeypatch, SITES)
     inputs, (upstream, *_) = site_inputs(6, n=2, c=5)
 
-    def gradients(site, wide, use):
+    def differentiated(site, wide, use):
         leaves = [t.to(wide).requires_grad_() for t in inputs]
-        found = api.Site(*site(*leaves))
-        streams = use(found.y.tanh(), leaves[0], found)
+        results = api.Site(*site(*leaves))
+        streams = use(results.y.tanh(), leaves[0], results)
         return torch.autograd.grad(streams, leaves, upstream.to(wide))
 
-    found = gradients(hc_site, torch.float32, USES[use])
+    gradients = differentiated(hc_site, torch.float32, USES[use])
     with monkeypatch.context() as exactly:
         exactly.setitem(globals(), "hc_post", reference.hc_post)
-        expected = gradients(reference.hc_site, torch.float64, USES[use])
-    for a, b in zip(found, expected, strict=True):
+        expected = differentiated(reference.hc_site, torch.float64, USES[use])
+    for a, b in zip(gradients, expected, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-5)
 
 

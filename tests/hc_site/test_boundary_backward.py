@@ -126,15 +126,15 @@ def test_every_result_of_the_kernels_is_tested_on_random_inputs(name):
     workload = WORKLOADS[name]
     given = of_site.inputs(workload, 1)
     truths = of_boundary.truths(workload, *given)
-    found = {
+    tried = {
         (c.kernel, c.of): c
         for c in of_kernels(of_site, workload, DEVICES["h200"], len(given[0]) * workload.tokens)
         if c.of.startswith(of_boundary.PREFIX)
     }
     # a head is tested where the site's own weights collapse the streams
-    assert {kernel for kernel, _ in found} == of_boundary.COMPUTES.keys() - OF_HEADS.keys()
-    assert {of for _, of in found} == truths.keys() - {"boundary dscale", "boundary dbase", "boundary dbias"}
-    reasons = {key: truths[c.of].judge(c.run(*given)).reasons for key, c in found.items()}
+    assert {kernel for kernel, _ in tried} == of_boundary.COMPUTES.keys() - OF_HEADS.keys()
+    assert {of for _, of in tried} == truths.keys() - {"boundary dscale", "boundary dbase", "boundary dbias"}
+    reasons = {key: truths[c.of].judge(c.run(*given)).reasons for key, c in tried.items()}
     assert not any(reasons.values()), reasons
 
 
@@ -201,10 +201,10 @@ def test_values_and_gradients_against_float64(names, one_pass, lead, n, c, order
     steps = IN_ONE_PASS
     if own or norm:
         steps = "hc_pre_normed_backward" if norm else "hc_site_weights", *BEHIND_ANOTHER
-    found = results_of(boundary, given, upstream, own, norm, comb_order=order)
+    tensors = results_of(boundary, given, upstream, own, norm, comb_order=order)
     assert tuple(names[-len(steps) :]) == steps
     truth = results_of(specified, given, upstream, own, norm, torch.float64, comb_order=order)
-    worst = {k: ((found[k] - t).abs().max() / t.abs().max()).item() for k, t in truth.items()}
+    worst = {k: ((tensors[k] - t).abs().max() / t.abs().max()).item() for k, t in truth.items()}
     assert max(worst.values()) <= (1e-5 if own or norm else 3e-6), worst
 
 
@@ -220,12 +220,12 @@ def test_a_narrow_gradient_is_rounded_once(one_pass, dtype, norm):
     x[:, :, 5] *= 30
     w = 1 + randn(c, seed=77, scale=0.3) if norm else None
     leaves = [t.detach().requires_grad_() for t in (f, x)]
-    found = hc_boundary(*leaves, post, comb, weights, fn, scale, base, 3, y_norm_weight=w)
+    outputs = hc_boundary(*leaves, post, comb, weights, fn, scale, base, 3, y_norm_weight=w)
     dy, dstreams = upstream[0].to(dtype), upstream[4].to(dtype)
-    made = torch.autograd.grad((found.y, found.residual), leaves, (dy, dstreams))
+    narrow = torch.autograd.grad((outputs.y, outputs.residual), leaves, (dy, dstreams))
     of_y = dy.double()
     if norm:
-        y = (weights.unsqueeze(-1) * found.residual.detach().float()).sum(-2).to(dtype).double()
+        y = (weights.unsqueeze(-1) * outputs.residual.detach().float()).sum(-2).to(dtype).double()
         r = (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
         v, h = y * r, w.double() * of_y
         of_y = r * (h - v * (h * v).mean(-1, keepdim=True))
@@ -233,7 +233,7 @@ def test_a_narrow_gradient_is_rounded_once(one_pass, dtype, norm):
     of_f = post.double().unsqueeze(-1) * gradient
     exact = of_f.sum(-2), comb.double() @ gradient
     sizes = of_f.abs().sum(-2), comb.double().abs() @ gradient.abs()
-    for one, value, size in zip(made, exact, sizes, strict=True):
+    for one, value, size in zip(narrow, exact, sizes, strict=True):
         error = (one.double() - value).abs()
         assert (error <= 0.5 * torch.finfo(dtype).eps * value.abs() + (4e-6 if norm else 2e-6) * size).all()
 
@@ -242,14 +242,14 @@ def test_a_narrow_gradient_is_rounded_once(one_pass, dtype, norm):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_streams_made_again_have_the_bits_of_stored_ones(monkeypatch, one_pass, dtype, norm):
     given, upstream = boundary_inputs(33, n=4, c=40, dtype=dtype)
-    found = {}
+    runs = {}
     for again in (False, True):
         monkeypatch.setattr(
             launch.Pass, "as_chosen", lambda of, x, choices, again=again: (of._replace(again=again), True)
         )
-        found[again] = results_of(boundary, given, upstream, True, norm)
-    for name, t in found[False].items():
-        assert torch.equal(t, found[True][name]), name
+        runs[again] = results_of(boundary, given, upstream, True, norm)
+    for name, t in runs[False].items():
+        assert torch.equal(t, runs[True][name]), name
 
 
 def test_the_norm_is_not_in_memory(monkeypatch, one_pass):
@@ -279,13 +279,13 @@ def test_a_measured_entry_of_every_kernel_switches_it_on(monkeypatch, names, tmp
     given, upstream = boundary_inputs(5, n=4, c=24)
     expected = results(boundary, given, upstream)
     tuned_from(monkeypatch, tmp_path, call_of(given), **{"batch": 5, **changed})
-    found = results(boundary, given, upstream)
+    tensors = results(boundary, given, upstream)
     steps = IN_ONE_PASS if taken else IN_PARTS
     if changed.get("together"):
         steps = tuple("hc_boundary_split" if name == "hc_mixes_split" else name for name in steps)
     assert tuple(names[-len(steps) :]) == steps
     for name, t in expected.items():
-        torch.testing.assert_close(found[name], t, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(tensors[name], t, rtol=1e-5, atol=1e-5)
 
 
 def test_the_way_is_looked_up_once(monkeypatch, tmp_path):

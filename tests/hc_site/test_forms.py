@@ -93,11 +93,11 @@ def test_a_boundary_has_the_bits_of_an_update_and_a_site(options, dtype, delayed
         return (weights.unsqueeze(-1) * x.float()).sum(-2).to(x.dtype), post, comb, x
 
     given = [update[0], x, *update[1:], *site]
-    found, expected = (values_and_gradients(run, given, upstream) for run in (crossed, by_hand))
+    values, expected = (values_and_gradients(function, given, upstream) for function in (crossed, by_hand))
     if delayed:
-        torch.testing.assert_close(found, expected, rtol=1e-5 if dtype == torch.float32 else 2e-2, atol=1e-4)
+        torch.testing.assert_close(values, expected, rtol=1e-5 if dtype == torch.float32 else 2e-2, atol=1e-4)
     else:
-        assert_equal(found, expected)
+        assert_equal(values, expected)
 
 
 @each_form
@@ -106,8 +106,8 @@ def test_kernels_of_a_site_are_for_the_form_that_they_have(form, monkeypatch):
     tensors, upstream = inputs()
     expected = values_and_gradients(lambda *t: hc_site(*t, **FORMS[form]), tensors, upstream)
     kernels_on_cpu(monkeypatch, SITES)
-    found = values_and_gradients(lambda *t: hc_site(*t, **FORMS[form]), tensors, upstream)
-    assert_equal(found, expected)
+    results = values_and_gradients(lambda *t: hc_site(*t, **FORMS[form]), tensors, upstream)
+    assert_equal(results, expected)
 
 
 @pytest.mark.parametrize("kind", [nn.HyperConnection, nn.HyperBoundary])

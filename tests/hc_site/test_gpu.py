@@ -60,11 +60,11 @@ BOUNDARIES = SiteCall("bfloat16", 4, 700, "float32"), SiteCall("float32", 3, 300
 
 def of_each_block(name, call):
     """A config of every block, number of warps and variant that the tuner tries; stages change no value."""
-    found = {}
+    choices = {}
     for choice in candidates(KERNELS[name], call, HERE):
         config = dict(choice.config)
-        found.setdefault((config["block_sizes"], config["num_warps"], choice.variant), choice)
-    return found
+        choices.setdefault((config["block_sizes"], config["num_warps"], choice.variant), choice)
+    return choices
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own weights", "weights of the site before"])
@@ -256,21 +256,21 @@ def test_a_graph_of_seams_writes_over_its_streams(own):
             crossed(given, own, weight, out=out)
         return out
 
-    def run(made):
+    def agrees_after(call):
         for t, before in zip((x, post, comb, weights), first, strict=True):
             t.copy_(before)
-        made()
+        call()
         return all(t is None or torch.equal(t, e) for t, e in zip(out, (*expected, mean), strict=True))
 
     with torch.inference_mode():
         graph, _ = capture(step)
-        assert run(graph.replay)
+        assert agrees_after(graph.replay)
         torch.cuda.set_sync_debug_mode("error")
         try:
             step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        assert run(step)
+        assert agrees_after(step)
 
 
 @pytest.mark.parametrize("c", [1024, 4096, 7168])
@@ -289,8 +289,8 @@ def seam(function, own, given, upstream):
     leaves = [t.detach().requires_grad_() for t in given]
     *update, weights, fn, scale, base, weight = leaves
     site = None if own else weights, fn, scale, base
-    found = function(*update, *site, 3, y_norm_weight=weight)
-    return torch.autograd.grad(found, [t for t in (*update, *site, weight) if t is not None], upstream)
+    results = function(*update, *site, 3, y_norm_weight=weight)
+    return torch.autograd.grad(results, [t for t in (*update, *site, weight) if t is not None], upstream)
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["V4", "V4.1"])
@@ -304,16 +304,16 @@ def test_a_norm_behind_a_boundary_in_two_passes(monkeypatch, dtype, own):
     upstream = drawn(2, *((tokens, *shape) for shape in ((c,), (n,), (n,), (n, n), (n, c))))
     upstream = [g.to(dtype) if k in (0, 4) else g for k, g in enumerate(upstream)]
     monkeypatch.setattr(ways, "is_faster", lambda *_: True)
-    found = {}
+    gradients = {}
     # the new streams made again, or read
     for again in (False, True):
         monkeypatch.setattr(
             backward.Pass, "as_chosen", lambda of, x, choices, again=again: (of._replace(again=again), True)
         )
-        found[again] = seam(hc_boundary, own, given, upstream)
-    assert_equal(found[False], found[True])
+        gradients[again] = seam(hc_boundary, own, given, upstream)
+    assert_equal(gradients[False], gradients[True])
     truth = seam(reference.hc_boundary, own, *([t.double() for t in of] for of in (given, upstream)))
     # the new streams and y are rounded before they are used: two roundings besides the result's
     allowed = 1e-5 if dtype == torch.float32 else 8 * torch.finfo(dtype).eps
-    for a, b in zip(found[False], truth, strict=True):
+    for a, b in zip(gradients[False], truth, strict=True):
         assert (a.double() - b).norm() <= allowed * b.norm()

@@ -36,8 +36,8 @@ def test_values_have_the_bits_of_the_three_operators_in_turn():
     y, pre, post, comb, mixes, norms = launch.forward(x, site, None, constants)
     given = mixes_launch.forward(x, fn, constants.norm_eps, constants.eps_outside, constants.precision)
     assert_equal((mixes, norms), given)
-    found = split_launch.forward(mixes, scale, base, constants.of_split(3), torch.float32)
-    assert_equal((pre, post, comb), found)
+    coefficients = split_launch.forward(mixes, scale, base, constants.of_split(3), torch.float32)
+    assert_equal((pre, post, comb), coefficients)
     assert_equal((y,), (pre_launch.forward(x, pre),))
 
 
@@ -63,21 +63,21 @@ def test_what_the_kernel_does_not_take_is_made_by_the_parts(monkeypatch, own):
     monkeypatch.delattr(boundary_launch, "one_pass")
     given, _ = boundary_inputs(3, n=MOST_STREAMS + 1, c=24)
     f, x, post, comb, fn, scale, base, bias, weights = given
-    found = boundary(*given, own=own)
+    outputs = boundary(*given, own=own)
     streams = hc_post(f, x, post, comb, bias)
     site = hc_site(streams, fn, scale, base, 3)
     expected = site.y if own else hc_pre(streams, weights), site.post, site.comb, streams
     # the CPU adds five streams in a different order than the kernels
-    made = found.y, found.post, found.comb, found.residual
-    torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+    results = outputs.y, outputs.post, outputs.comb, outputs.residual
+    torch.testing.assert_close(results, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_streams_and_collapse_have_the_bits_of_the_parts():
     given, _ = boundary_inputs(7, n=4, c=24, dtype=torch.bfloat16)
-    found = boundary(*given)
+    results = boundary(*given)
     f, x, post, comb, *_, bias, weights = given
     streams = hc_post(f, x, post, comb, bias)
-    assert_equal((found.residual, found.y), (streams, hc_pre(streams, weights)))
+    assert_equal((results.residual, results.y), (streams, hc_pre(streams, weights)))
 
 
 FORWARD = torch.ops.helion_sinkhorn.hc_site.default
@@ -117,7 +117,7 @@ def test_distributed_tensors_go_to_the_parts(mesh, monkeypatch):
     monkeypatch.setattr(torch_op, "run", never)
     placements = Shard(0), Replicate(), Replicate(), Replicate()
     spread = [distribute_tensor(t, mesh, [p]) for t, p in zip(given, placements, strict=True)]
-    found = site_results(spread, [distribute_tensor(t, mesh, [Shard(0)]) for t in upstream])
-    assert all(isinstance(t, DTensor) for t in found.values())
+    results = site_results(spread, [distribute_tensor(t, mesh, [Shard(0)]) for t in upstream])
+    assert all(isinstance(t, DTensor) for t in results.values())
     for name, t in expected.items():
-        torch.testing.assert_close(found[name].full_tensor(), t)
+        torch.testing.assert_close(results[name].full_tensor(), t)

@@ -27,8 +27,8 @@ def launched(monkeypatch):
 def splits(launched, call):
     """How many launches of a call make parts of fn, and its results."""
     launched.clear()
-    found = call()
-    return sum(name in SPLITS for name in launched), found
+    results = call()
+    return sum(name in SPLITS for name in launched), results
 
 
 def calls(n=4, c=40):
@@ -45,15 +45,15 @@ def calls(n=4, c=40):
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
 @pytest.mark.parametrize("boundary", [True, False])
 def test_calls_that_take_it_make_no_parts(launched, boundary, precision):
-    made, fn = calls()
-    expected = {name: splits(launched, call) for name, call in made.items()}
+    by_name, fn = calls()
+    expected = {name: splits(launched, call) for name, call in by_name.items()}
     assert {count for count, _ in expected.values()} == {1}
     hc_prepare(fn, boundary=boundary, precision=precision)
-    for name, call in made.items():
-        count, found = splits(launched, call)
+    for name, call in by_name.items():
+        count, results = splits(launched, call)
         takes = name.startswith("boundary") == boundary and precision == "float32"
         assert count == (not takes), name
-        assert_equal(found, expected[name][1])
+        assert_equal(results, expected[name][1])
 
 
 SEAMS = {
@@ -85,18 +85,18 @@ def test_the_launches_of_a_seam(launched, delayed_pre, norm):
 
 
 def test_a_change_is_noticed_and_prepared_anew_in_the_same_memory(launched):
-    made, fn = calls()
+    by_name, fn = calls()
     hc_prepare(fn)
     before = prepared.prepared(fn, "rows", 3)
     fn.mul_(2)
-    count, found = splits(launched, made["site"])
+    count, results = splits(launched, by_name["site"])
     assert count == 1
     assert prepared.prepared(fn, "rows", 3) is None
     hc_prepare(fn)
     assert prepared.prepared(fn, "rows", 3) is before
-    count, again = splits(launched, made["site"])
+    count, again = splits(launched, by_name["site"])
     assert count == 0
-    assert_equal(again, found)
+    assert_equal(again, results)
 
 
 def test_a_module_takes_what_its_parameter_has(launched):
@@ -105,9 +105,9 @@ def test_a_module_takes_what_its_parameter_has(launched):
         expected = splits(launched, lambda: site.enter(x))
     hc_prepare(site.fn)
     with torch.inference_mode():
-        count, found = splits(launched, lambda: site.enter(x))
+        count, results = splits(launched, lambda: site.enter(x))
     assert (expected[0], count) == (1, 0)
-    assert_equal(found, expected[1])
+    assert_equal(results, expected[1])
     # training goes on: an optimizer changes fn
     y, *_ = site.enter(x.requires_grad_())
     y.sum().backward()
@@ -213,7 +213,7 @@ def test_the_numbers_of_a_site_are_those_of_more_launches(launched, monkeypatch,
 
 def compare(call, projection, launched, monkeypatch):
     """The results of three launches, of which one makes the projection, with those of five."""
-    found = call()
+    results = call()
     assert launched[1:] == [projection, "hc_boundary_finish"]
     launched.clear()
     monkeypatch.setattr(launch, "FEW", 4)
@@ -221,7 +221,7 @@ def compare(call, projection, launched, monkeypatch):
     assert len(launched) == 5
     # exponentials of a CPU may differ in the last place between blocks of other sizes; GPUs' are compared in
     # test_gpu.py, bit for bit
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(results, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=2**-7 if a.dtype == torch.bfloat16 else 1e-6, atol=1e-6)
 
 
@@ -267,13 +267,13 @@ def test_a_site_reads_one_stream_for_all(taken, norm):
     n, c = 4, 1024
     _, x, *_, fn, scale, base, _ = problem(n, c)
     options = {"y_norm_weight": randn(c, seed=30)} if norm else {}
-    found = hc_site(x, fn, scale, base, 3, **options)
+    results = hc_site(x, fn, scale, base, 3, **options)
     for name in ("hc_mixes_partials", "hc_boundary_finish" if norm else "hc_pre_forward"):
         assert most_entries(taken, name) == TOKENS * c
-    assert found.residual.stride() == x.stride()
-    assert_equal(found, hc_site(x.contiguous(), fn, scale, base, 3, **options))
+    assert results.residual.stride() == x.stride()
+    assert_equal(results, hc_site(x.contiguous(), fn, scale, base, 3, **options))
     batched = hc_site(x.unflatten(0, (1, TOKENS)), fn, scale, base, 3, **options)
-    assert_equal([t.squeeze(0) for t in batched], found)
+    assert_equal([t.squeeze(0) for t in batched], results)
     assert_equal([hc_mixes(x, fn)], [hc_mixes(x.contiguous(), fn)])
 
 
@@ -282,11 +282,11 @@ def test_the_update_after_it_reads_one_stream(taken, n, own):
     c = 40
     f, x, post, comb, fn, scale, base, weights = problem(n, c)
     given = post, comb, None if own else weights, fn, scale, base, 3
-    found = hc_boundary(f, x, *given)
+    results = hc_boundary(f, x, *given)
     name = "hc_boundary_forward" if n <= 4 else "hc_post_forward"
     (tensors,) = [tensors for kernel, tensors in taken if kernel == name]
     assert tensors[1].stride() == (c, 0, 1)
-    assert_equal(found, hc_boundary(f, x.contiguous(), *given))
+    assert_equal(results, hc_boundary(f, x.contiguous(), *given))
     assert_equal([hc_post(f, x, post, comb)], [hc_post(f, x.contiguous(), post, comb)])
     assert_equal([hc_pre(x, weights)], [hc_pre(x.contiguous(), weights)])
 

@@ -66,9 +66,9 @@ def made(alone, monkeypatch):
     addresses, run = [], of_post.apply_backward
 
     def noted(*arguments):
-        found = run(*arguments)
-        addresses.append(found[1].data_ptr())
-        return found
+        gradients = run(*arguments)
+        addresses.append(gradients[1].data_ptr())
+        return gradients
 
     monkeypatch.setattr(of_post, "apply_backward", noted)
     return addresses
@@ -122,7 +122,7 @@ def test_boundaries_hand_one_gradient_on(made, monkeypatch, dtype, one_pass, nor
             hc_post(y, streams, post, comb), leaves, randn(5, 4, 24, seed=9, dtype=dtype)
         )
 
-    written_over, passes, gradients = [], [], launch.gradients
+    written_over, passes, run_pass = [], [], launch.gradients
 
     def noting(run):
         def noted(*arguments, **options):
@@ -133,27 +133,27 @@ def test_boundaries_hand_one_gradient_on(made, monkeypatch, dtype, one_pass, nor
 
     def noted_pass(tensors, pass_of, *rest):
         passes.append(pass_of.into is not None and pass_of.into.data_ptr() == tensors[0].data_ptr())
-        return gradients(tensors, pass_of, *rest)
+        return run_pass(tensors, pass_of, *rest)
 
     for operator in (of_boundary, of_site):
         monkeypatch.setattr(operator, "backward", noting(operator.backward))
     monkeypatch.setattr(launch, "gradients", noted_pass)
     monkeypatch.setattr(ways, "is_faster", lambda *_: one_pass)
-    found = step()
+    gradients = step()
     assert [list(options) for options in written_over] == [["over"]] * 3 + [["into"]]
     assert passes == [True] * 3 * one_pass
     monkeypatch.setattr(own_gradient, "is_own", lambda gradient: False)
-    assert_equal(found, step())
+    assert_equal(gradients, step())
 
 
 def kept(keep):
     """A case in which somebody keeps the gradient of the streams."""
 
-    def run(step):
+    def case(step):
         keep(step)
         return step.backward(step.update())
 
-    return run
+    return case
 
 
 def kept_by_the_update(step):
@@ -163,9 +163,9 @@ def kept_by_the_update(step):
 
 
 def asked_for_as_well(step):
-    found = torch.autograd.grad(step.update(), [step.results.residual, *step.leaves], step.upstream)
-    step.held.append(found[0])
-    return found[1:]
+    gradients = torch.autograd.grad(step.update(), [step.results.residual, *step.leaves], step.upstream)
+    step.held.append(gradients[0])
+    return gradients[1:]
 
 
 def retained(step):
@@ -212,11 +212,11 @@ CASES = {
 def test_a_gradient_that_somebody_else_may_have_is_left_alone(made, monkeypatch, name):
     """Its values are those that it had, and the results those without any writing over."""
     step = Step()
-    found = CASES[name](step)
+    gradients = CASES[name](step)
     monkeypatch.setattr(own_gradient, "is_own", lambda gradient: False)
     again = Step()
     expected = CASES[name](again)
-    assert_equal(found, expected)
+    assert_equal(gradients, expected)
     assert len(step.held) == len(again.held)
     assert_equal(*([t for t in tree_leaves(of.held) if t is not None] for of in (step, again)))
 

@@ -49,10 +49,10 @@ def test_dtypes(of_mixes, of_parameters, out_dtype):
     wide = torch.float64 if of_mixes == torch.float64 else torch.float32
     mixes, scale, base, *upstream = inputs(40, dtype=of_mixes)
     scale, base, upstream = scale.to(of_parameters), base.to(of_parameters), [g.bfloat16() for g in upstream]
-    found = results(mixes, scale, base, *upstream, out_dtype=out_dtype)
+    rounded = results(mixes, scale, base, *upstream, out_dtype=out_dtype)
     plain = results(mixes.to(wide), scale.to(wide), base.to(wide), *upstream)
     dtypes = [out_dtype or wide] * 3 + [of_mixes] + [of_parameters] * 2
-    assert_equal(found, [t.to(dtype) for t, dtype in zip(plain, dtypes, strict=True)])
+    assert_equal(rounded, [t.to(dtype) for t, dtype in zip(plain, dtypes, strict=True)])
 
 
 @given(
@@ -138,5 +138,5 @@ def test_the_positional_call_of_deepseek_sglang_and_flaggems():
     # no transpose passes: columns are normalised last
     assert (comb - comb.mT).abs().amax((-2, -1)).min() > 0.05
     options = {"pre_eps": 0.25, "post_eps": -0.5, "post_mult": -1, "comb_order": "oi"}
-    found = hc_split_sinkhorn(mixes, scale, base, **options)
-    torch.testing.assert_close(found, (pre - 1e-6 + 0.25, -post / 2 - 0.5, comb.mT))
+    coefficients = hc_split_sinkhorn(mixes, scale, base, **options)
+    torch.testing.assert_close(coefficients, (pre - 1e-6 + 0.25, -post / 2 - 0.5, comb.mT))

@@ -33,12 +33,12 @@ def test_mixes_of_partial_sums_are_their_sum_in_order():
     mixes, scale, base, *_ = (t.to(DEVICE) for t in row.make_inputs())
     given = scale, base, row.arguments, torch.float32
     partials, squares = row.parts(mixes)
-    *values, found, norms = launch.forward_reduced(partials, row.reduce(squares), *given)
+    *values, summed, norms = launch.forward_reduced(partials, row.reduce(squares), *given)
     total = partials[0]
     for t in partials[1:]:
         total = total + t
-    assert torch.equal(found, norms[..., :1] * total)
-    again = launch.forward(found, *given)
+    assert torch.equal(summed, norms[..., :1] * total)
+    again = launch.forward(summed, *given)
     assert all(torch.equal(a, b) for a, b in zip(values, again, strict=True))
 
 

@@ -31,12 +31,12 @@ def first_element(workload):
 def test_configs_of_a_call_add_up_in_one_order(name, key):
     """A token alone and a batch may have different ones: threads hold the same of a matrix in all."""
     for n in (2, 3, 4, 8, 16):
-        found = candidates(KERNELS[name], HcCall("float32", n, 20, True), DEVICES[key])
+        choices = candidates(KERNELS[name], HcCall("float32", n, 20, True), DEVICES[key])
         # the length of a segment decides what is computed twice, and not the order of a sum
-        (variant,) = {tuple(v for v in choice.variant if v[0] != "length") for choice in found}
+        (variant,) = {tuple(v for v in choice.variant if v[0] != "length") for choice in choices}
         rows, columns = dict(variant)["thread"]
-        assert len(found) > 1 if rows else len(found) == 1
-        for choice in found:
+        assert len(choices) > 1 if rows else len(choices) == 1
+        for choice in choices:
             config = dict(choice.config)
             threads = config["num_warps"] * DEVICES[key].warp_size
             assert not rows or config["block_sizes"][0] * n * n == threads * rows * columns
@@ -99,7 +99,7 @@ def test_kept_launches_take_the_addresses_of_the_views(monkeypatch, name):
     def addresses(tensors):
         return [None if t is None else t.data_ptr() for t in tensors]
 
-    def run(kernel, views, own, tensors, key):
+    def noted(kernel, views, own, tensors, key):
         assert addresses(views) == addresses(tensors)
         first.append(key)
 
@@ -108,7 +108,7 @@ def test_kept_launches_take_the_addresses_of_the_views(monkeypatch, name):
         return bool(first)
 
     for module in (launch, door):
-        monkeypatch.setattr(module, "run_and_keep", run)
+        monkeypatch.setattr(module, "run_and_keep", noted)
         monkeypatch.setattr(module, "launch_kept", kept)
     getattr(launch, name)(*given)
     getattr(launch, name)(*given)
@@ -148,10 +148,10 @@ def test_partial_sums_are_read_where_they_lie(monkeypatch):
     parameters = torch.rand(3), torch.rand(24), SplitOptions(4, 2, 1e-6, 2.0, 1e-6, 0.0, "io"), torch.float32
     read = []
 
-    def run(kernel, views, own, tensors, key):
+    def noted(kernel, views, own, tensors, key):
         read.append((views[0].data_ptr(), views[8].data_ptr()))
 
-    monkeypatch.setattr(door, "run_and_keep", run)
+    monkeypatch.setattr(door, "run_and_keep", noted)
     moved = [t.movedim(0, 1).contiguous().movedim(1, 0) for t in (partials, squares)]
     for given in ((partials, squares), moved):
         launch.forward_reduced(given[0], Reduce(given[1], 64), *parameters)

@@ -59,11 +59,11 @@ def test_it_is_the_sum_in_the_order_of_the_splits():
 def test_dtypes_of_parameters():
     """They are widened and computed with, and their gradients are rounded once."""
     partials, squares, scale, base, *upstream = inputs(30)
-    found = results(partials, squares, scale.bfloat16(), base.half(), *upstream)
+    rounded = results(partials, squares, scale.bfloat16(), base.half(), *upstream)
     *same, dscale, dbase = results(
         partials, squares, scale.bfloat16().float(), base.half().float(), *upstream
     )
-    assert_equal(found, [*same, dscale.bfloat16(), dbase.half()])
+    assert_equal(rounded, [*same, dscale.bfloat16(), dbase.half()])
 
 
 def test_rows_that_vanish():
