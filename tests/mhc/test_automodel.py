@@ -42,8 +42,8 @@ def logits_and_gradients(model, upstream_seed=1):
     logits = getattr(result, "logits", result)
     upstream = torch.randn(logits.shape, generator=torch.Generator().manual_seed(upstream_seed))
     logits.backward(upstream.to(logits.dtype))
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    return logits.detach(), found
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return logits.detach(), gradients
 
 
 def moved(model, generator):
@@ -71,12 +71,12 @@ def test_logits_and_every_gradient_are_those_of_automodel(kind, layers):
     expected = COUNTS[kind] if layers else COUNTS[kind]._replace(layers=0)
     assert patch(model, layers=layers) == expected
     assert all(p is parameters[name] for name, p in model.named_parameters())
-    ours, found = logits_and_gradients(model)
+    ours, our_gradients = logits_and_gradients(model)
     assert apart(ours, logits) < 4 * max(apart(other, logits) for other, _ in others) + 8 * EPS
-    assert found.keys() == gradients.keys()
+    assert our_gradients.keys() == gradients.keys()
     for name, gradient in gradients.items():
         itself = max(apart(other[name], gradient) for _, other in others)
-        assert apart(found[name], gradient) < 8 * itself + 32 * EPS, name
+        assert apart(our_gradients[name], gradient) < 8 * itself + 32 * EPS, name
     assert unpatch(model) == expected
     again, back = logits_and_gradients(model)
     assert torch.equal(again, logits)
@@ -109,10 +109,10 @@ def test_the_sinkhorn_alone_is_switched(monkeypatch):
     sinkhorn = automodel.sinkhorn
     monkeypatch.setattr(automodel, "sinkhorn", lambda *a, **k: (calls.append(k), sinkhorn(*a, **k))[1])
     assert switch_sinkhorn(model) == 4
-    ours, found = logits_and_gradients(model)
+    ours, our_gradients = logits_and_gradients(model)
     assert calls == [{"n_iters": 20, "eps": 1e-6}] * 4
     assert apart(ours, logits) < 1e-5
-    assert apart(found["model.layers.1.ffn_hc.fn"], gradients["model.layers.1.ffn_hc.fn"]) < 1e-4
+    assert apart(our_gradients["model.layers.1.ffn_hc.fn"], gradients["model.layers.1.ffn_hc.fn"]) < 1e-4
     model.model.layers["0"].attn_hc.sinkhorn_backend = "torch"
     logits_and_gradients(model)
     assert len(calls) == 4 + 3

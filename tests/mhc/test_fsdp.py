@@ -107,12 +107,12 @@ def gradients(model, ids) -> dict[str, torch.Tensor]:
     """Gradients of the loss, float32 and whole."""
     model.zero_grad()
     model(ids).backward()
-    found = {}
+    whole = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             grad = parameter.grad
-            found[name] = (grad.full_tensor() if hasattr(grad, "full_tensor") else grad).float().cpu()
-    return found
+            whole[name] = (grad.full_tensor() if hasattr(grad, "full_tensor") else grad).float().cpu()
+    return whole
 
 
 def viewed(module, given):
@@ -142,7 +142,7 @@ def compare(name: str, exempt: bool, mesh, device: str, cast: bool | None = None
     for module in mhc_modules(model):
         module.register_forward_hook(note)
     Model.made = 0
-    found = gradients(model, parts[dist.get_rank()])
+    whole = gradients(model, parts[dist.get_rank()])
     before = {n: p.full_tensor().cpu().clone() for n, p in model.named_parameters()}
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     return {
@@ -150,9 +150,9 @@ def compare(name: str, exempt: bool, mesh, device: str, cast: bool | None = None
         "made again": Model.made,
         "stored": {p.dtype for p in model.parameters()},
         "errors": {
-            n: float((g - (alone[0][n] + alone[1][n]) / WORLD).norm() / g.norm()) for n, g in found.items()
+            n: float((g - (alone[0][n] + alone[1][n]) / WORLD).norm() / g.norm()) for n, g in whole.items()
         },
-        "same names": found.keys() == alone[0].keys(),
+        "same names": whole.keys() == alone[0].keys(),
         "moved": {
             n for n, p in model.named_parameters() if not torch.equal(p.full_tensor().cpu(), before[n])
         },
@@ -212,9 +212,9 @@ def test_gradients_on_two_gpus():
     if torch.cuda.device_count() < WORLD:
         pytest.skip(f"{WORLD} GPUs are needed")
     ranks = Ranks("cuda")
-    found = ranks(every_model, "cuda")
+    of_ranks = ranks(every_model, "cuda")
     ranks.stop()
-    for outcomes in found:
+    for outcomes in of_ranks:
         for name in MODELS:
             check(outcomes[name, True])
             # the experts of transformers add rows up by atomics, in bfloat16

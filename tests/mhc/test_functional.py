@@ -63,8 +63,8 @@ def test_expanding_copies_any_leading_shape(shape, n):
 def test_head_against_float64(n, c, dtype):
     tensors, upstream = head_inputs(2, 3, n=n, c=c, dtype=dtype)
     # dx of hc_mixes and of hc_pre meet
-    found = assert_equations(lambda *t: (hc_head(*t),), equations.head, tensors, upstream, rounded=2)
-    assert found[0].dtype == dtype
+    results = assert_equations(lambda *t: (hc_head(*t),), equations.head, tensors, upstream, rounded=2)
+    assert results[0].dtype == dtype
 
 
 def test_options_of_a_head_reach_its_operators():

@@ -73,8 +73,8 @@ def defined(x, fn, scale, base, make):
     return (pre.unsqueeze(-1) * x).sum(-2), pre, post, comb
 
 
-def assert_near(found, truth, tolerance=2e-5):
-    for a, b in zip(found, truth, strict=True):
+def assert_near(results, truth, tolerance=2e-5):
+    for a, b in zip(results, truth, strict=True):
         assert (a.double() - b).abs().max() <= tolerance * b.abs().max(), (a.double() - b).abs().max()
 
 

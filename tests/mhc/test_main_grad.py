@@ -84,15 +84,15 @@ def test_a_narrow_parameter_is_added_without_its_rounding():
     values = randn(N * N + 2 * N, N * C, seed=7, scale=0.1, dtype=torch.bfloat16)
     scale, base = torch.ones(3), torch.zeros(N * N + 2 * N)
 
-    def run(fn):
+    def differentiate(fn):
         y, post, comb, residual = hc_site(x, fn, scale, base, 3)
         hc_post(y.tanh(), residual, post, comb).backward(upstream)
 
     fn = values.clone().requires_grad_()
     fn.main_grad = torch.zeros(fn.shape)
-    run(into_main_grad(fn))
+    differentiate(into_main_grad(fn))
     wide = values.float().requires_grad_()
-    run(wide)
+    differentiate(wide)
     torch.testing.assert_close(fn.main_grad, wide.grad, rtol=1e-6, atol=1e-7)
     # in bfloat16 it would be off by up to 2^-9 of each entry
     assert not torch.equal(fn.main_grad, wide.grad.bfloat16().float())

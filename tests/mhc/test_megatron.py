@@ -75,9 +75,9 @@ def test_values_and_gradients_are_within_the_error_of_float32(dtype, peak, size)
             Layer(site), {f"site.{k}": v for k, v in given.items()}, (x, f, bias)
         )
 
-    found = values_and_gradients(ours, tensors, upstream)
-    assert [t.dtype for t in found[:4]] == [dtype, torch.float32, torch.float32, dtype]
-    assert_within(found, truth, budget, rounded=2)
+    results = values_and_gradients(ours, tensors, upstream)
+    assert [t.dtype for t in results[:4]] == [dtype, torch.float32, torch.float32, dtype]
+    assert_within(results, truth, budget, rounded=2)
 
 
 def test_both_forms_beside_megatron_s_class_or_its_equations(monkeypatch, capsys):
@@ -142,21 +142,21 @@ def under_megatron(mesh) -> tuple[dict, dict, bool, list]:
             loss(site, x.chunk(mesh.size())[mesh.get_rank()]).backward()
         has_grad = any(p.grad is not None for p in site.parameters())
         _allreduce_non_tensor_model_parallel_grads([model], config)
-        found = {name: p.main_grad.clone() for name, p in site.named_parameters()}
-        return found, alone, has_grad, sorted(site.sharded_state_dict("layer."))
+        main_grads = {name: p.main_grad.clone() for name, p in site.named_parameters()}
+        return main_grads, alone, has_grad, sorted(site.sharded_state_dict("layer."))
     finally:
         torch.cuda.current_device = current
         parallel_state.destroy_model_parallel()
 
 
 def test_gradients_go_to_main_grad_and_are_summed_over_a_split_sequence(on_two_processes):
-    for found, alone, has_grad, stored in on_two_processes(under_megatron):
+    for main_grads, alone, has_grad, stored in on_two_processes(under_megatron):
         assert not has_grad
         assert stored == sorted(f"layer.{name}" for name in alone)
         for name, gradient in alone.items():
             # two micro-batches
             torch.testing.assert_close(
-                found[name], 2 * gradient, rtol=1e-5, atol=1e-5 * float(gradient.abs().max())
+                main_grads[name], 2 * gradient, rtol=1e-5, atol=1e-5 * float(gradient.abs().max())
             )
 
 
@@ -168,10 +168,10 @@ def test_what_megatron_drops_is_dropped():
         h_res, residual, h_post, (torch.zeros_like(f), None), 0.0, True, False
     )
     added = (h_post[..., None] * (f + bias)[..., None, :]).flatten(-2)
-    found = site.fused_h_res_h_post_bda(h_res, residual, h_post, (f, bias), 0.75, True, False) - mixed
-    kept = (found - 4 * added).abs() < 1e-4
+    update = site.fused_h_res_h_post_bda(h_res, residual, h_post, (f, bias), 0.75, True, False) - mixed
+    kept = (update - 4 * added).abs() < 1e-4
     assert 0.2 < kept.float().mean() < 0.3
-    assert (found[~kept].abs() < 1e-5).all()
+    assert (update[~kept].abs() < 1e-5).all()
     evaluated = site.fused_h_res_h_post_bda(h_res, residual, h_post, (f, bias), 0.75, False, False)
     torch.testing.assert_close(evaluated, mixed + added)
 

@@ -61,9 +61,9 @@ def test_merged_streams_have_the_bits_of_streams_apart(name, dtype):
         (*LEAD, N * C) if y.shape == x.shape else y.shape for y in expected[: len(results)]
     ]
     of_merged = [g.view(y.shape) for g, y in zip(upstream, results, strict=True)]
-    found = values_and_gradients(lambda x: call(x, merged=True), [x.flatten(-2)], of_merged)
-    assert found[-1].shape == (*LEAD, N * C)
-    assert_equal([apart(t) for t in found], expected)
+    tensors = values_and_gradients(lambda x: call(x, merged=True), [x.flatten(-2)], of_merged)
+    assert tensors[-1].shape == (*LEAD, N * C)
+    assert_equal([apart(t) for t in tensors], expected)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def connection(kind=nn.HyperConnection, *first, **options):
 def of_sublayers(delayed_pre):
     """Three sublayers and the head, from streams to a hidden state, merged or not."""
 
-    def run(x, **how):
+    def model(x, **how):
         layers = [
             connection(nn.HyperSublayer, torch.nn.Linear(C, C), delayed_pre=delayed_pre, **how)
             for _ in range(3)
@@ -149,40 +149,40 @@ def of_sublayers(delayed_pre):
                 x = layer(x)
         return (layers[-1].collapse(x) if delayed_pre else connection(nn.HyperHead, **how)(x),)
 
-    return run
+    return model
 
 
 @pytest.mark.parametrize("delayed_pre", [False, True])
 def test_modules_take_merged_streams(delayed_pre):
-    x, run = streams(), of_sublayers(delayed_pre)
-    expected = values_and_gradients(lambda x: run(x, merged=False), [x], [F])
-    y, dx = values_and_gradients(run, [x.flatten(-2)], [F])
+    x, model = streams(), of_sublayers(delayed_pre)
+    expected = values_and_gradients(lambda x: model(x, merged=False), [x], [F])
+    y, dx = values_and_gradients(model, [x.flatten(-2)], [F])
     assert_equal([y, dx], [expected[0], expected[1].flatten(-2)])
 
 
 def test_a_boundary_without_an_update_takes_merged_streams():
     module, x = connection(nn.HyperBoundary), streams()
-    found = module(None, x.flatten(-2), pre=PRE)
-    assert found.residual.shape == (*LEAD, N * C)
-    assert_equal(list(found[:4]), list(connection(nn.HyperBoundary, merged=False)(None, x, pre=PRE)[:4]))
+    results = module(None, x.flatten(-2), pre=PRE)
+    assert results.residual.shape == (*LEAD, N * C)
+    assert_equal(list(results[:4]), list(connection(nn.HyperBoundary, merged=False)(None, x, pre=PRE)[:4]))
     assert "merged=True" in repr(module)
 
 
 def test_the_option_is_compiled_once_for_any_number_of_tokens():
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    def run(x):
+    def layer(x):
         x = x + hc_expand(x[:, :C], N, merged=True)
         y, post, comb, residual = hc_site(x, *SITE, merged=True)
         return hc_post(y, residual, post, comb, merged=True)
 
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(run, fullgraph=True, backend=counter)
+    compiled = torch.compile(layer, fullgraph=True, backend=counter)
     for tokens in (5, 7):
         x = randn(tokens, N * C, seed=tokens)
         torch._dynamo.mark_dynamic(x, 0)
-        assert torch.equal(compiled(x), run(x))
+        assert torch.equal(compiled(x), layer(x))
     assert counter.frame_count == 1
     exported = torch.export.export(torch.nn.Sequential(connection(nn.HyperHead)), (x,))
     assert torch.equal(exported.module()(x), connection(nn.HyperHead)(x))

@@ -27,15 +27,15 @@ def test_each_matrix_is_that_of_its_singular_values(dtype, steps):
     """Shapes are mixed, and results are in the order given."""
     shapes = (24, 48), (4, 48), (24, 48), (48, 24), (24, 48)
     momenta = [randn(*shape, seed=k, scale=10.0**k, dtype=dtype) for k, shape in enumerate(shapes)]
-    found = orthogonalized(momenta, steps)
-    assert [(y.shape, y.dtype) for y in found] == [(m.shape, dtype) for m in momenta]
+    matrices = orthogonalized(momenta, steps)
+    assert [(y.shape, y.dtype) for y in matrices] == [(m.shape, dtype) for m in momenta]
     # a step multiplies an error by up to 3.4445, and adds 48 products' own
     limit = 3.4445**steps * 48 * (2.0**-53 if dtype == torch.float64 else 2.0**-24)
-    for y, m in zip(found, momenta, strict=True):
+    for y, m in zip(matrices, momenta, strict=True):
         rounding = torch.finfo(dtype).eps / 2 * exact(m, steps).abs()
         assert ((y.double() - exact(m, steps)).abs() <= limit + rounding).all()
     if steps == 5 and dtype == torch.float64:
-        values = torch.cat([torch.linalg.svdvals(y) for y in found])
+        values = torch.cat([torch.linalg.svdvals(y) for y in matrices])
         assert 0.65 < values.min() < values.max() < 1.25
 
 

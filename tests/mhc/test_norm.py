@@ -33,12 +33,12 @@ def site():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_module_is_the_weight_and_eps_of_hc_site(site, dtype):
     x, norm = randn(2, 5, N, C, dtype=dtype).requires_grad_(), LlamaRMSNorm(1e-4)
-    found = site.enter(x, y_norm=norm)
+    entered = site.enter(x, y_norm=norm)
     expected = hc_site(x, site.fn, site.scale, site.base, y_norm_weight=norm.weight, y_norm_eps=1e-4)
-    assert_equal(found, expected)
+    assert_equal(entered, expected)
     leaves = [x, *site.parameters(), norm.weight]
     upstream = [randn(*t.shape, seed=k, dtype=t.dtype) for k, t in enumerate(expected)]
-    assert_equal(*(torch.autograd.grad(results, leaves, upstream) for results in (found, expected)))
+    assert_equal(*(torch.autograd.grad(results, leaves, upstream) for results in (entered, expected)))
 
 
 def test_norms_of_torch(site):

@@ -36,8 +36,8 @@ def inputs(*lead, n=4, c=24, dtype=torch.bfloat16):
     return [t.contiguous() for t in boundary_inputs(*lead, n=n, c=c, dtype=dtype)[0]]
 
 
-def rooms(found):
-    return [torch.full_like(t, float("nan")) for t in found]
+def rooms(results):
+    return [torch.full_like(t, float("nan")) for t in results]
 
 
 def mean_of(streams):
@@ -54,10 +54,10 @@ def test_a_boundary_writes_the_same_bits(where, n, own, norm, lead):
     options = {"y_norm_weight": torch.rand(24)} if norm else {}
     expected = seam(*given, own=own, **options)
     room = Out(*rooms(expected), mean=torch.full_like(given[0], float("nan")))
-    found = seam(*given, own=own, out=room, **options)
-    assert all(a is b for a, b in zip(found, room[:5], strict=True))
-    assert_equal([*found, room.mean], [*expected, mean_of(expected.residual)])
-    torch.testing.assert_close(room.mean.float(), found.residual.float().mean(-2), rtol=2**-8, atol=1e-6)
+    results = seam(*given, own=own, out=room, **options)
+    assert all(a is b for a, b in zip(results, room[:5], strict=True))
+    assert_equal([*results, room.mean], [*expected, mean_of(expected.residual)])
+    torch.testing.assert_close(room.mean.float(), results.residual.float().mean(-2), rtol=2**-8, atol=1e-6)
 
 
 @pytest.mark.parametrize("tokens", [6, 0])
@@ -66,10 +66,10 @@ def test_everything_may_replace_its_argument(where, n, own, tokens):
     given = inputs(tokens, n=n)
     expected = seam(*given, own=own)
     _, x, post, comb, *_, weights = given
-    found = seam(*given, own=own, out=Out(None, None if own else weights, post, comb, x))
-    assert found.residual is x
-    assert found.comb is comb
-    assert_equal(found, expected)
+    results = seam(*given, own=own, out=Out(None, None if own else weights, post, comb, x))
+    assert results.residual is x
+    assert results.comb is comb
+    assert_equal(results, expected)
 
 
 @pytest.mark.parametrize("n", [4, 5])
@@ -77,9 +77,9 @@ def test_kernels_leave_nothing_to_copy(kernels, n, monkeypatch):
     """Autograd hears of what they write; reference mode would tell it by itself."""
     copied, counted = [], []
 
-    def written(found, into):
-        copied.extend([] if into is None or found is into else [into])
-        return found
+    def written(result, into):
+        copied.extend([] if into is None or result is into else [into])
+        return result
 
     for place in (crossing, post_api, last, functional, quantized):
         monkeypatch.setattr(place, "written", written)
@@ -107,9 +107,9 @@ def test_post_and_site(where):
     f, x, post, comb, fn, scale, base, bias, _ = inputs(6)
     site = hc_site(x, fn, scale, base, 3)
     room = rooms(site[:3])
-    found = hc_site(x, fn, scale, base, 3, out=Out(y=room[0], post=room[1], comb=room[2]))
-    assert all(a is b for a, b in zip(found, [*room, x], strict=True))
-    assert_equal(found, site)
+    results = hc_site(x, fn, scale, base, 3, out=Out(y=room[0], post=room[1], comb=room[2]))
+    assert all(a is b for a, b in zip(results, [*room, x], strict=True))
+    assert_equal(results, site)
     streams = hc_post(f, x, post, comb, bias)
     assert_equal([hc_post(f, x, post, comb, bias, out=torch.empty_like(x))], [streams])
     without = hc_post(f, x, post, None)
@@ -139,9 +139,9 @@ def test_merged_streams(where):
     given = inputs(6)
     expected = seam(*given, own=False)
     given[1] = given[1].flatten(-2)
-    found = seam(*given, own=False, merged=True, out=Out(residual=given[1]))
-    assert found.residual.data_ptr() == given[1].data_ptr()
-    assert_equal([*found[:4], given[1]], [*expected[:4], expected.residual.flatten(-2)])
+    results = seam(*given, own=False, merged=True, out=Out(residual=given[1]))
+    assert results.residual.data_ptr() == given[1].data_ptr()
+    assert_equal([*results[:4], given[1]], [*expected[:4], expected.residual.flatten(-2)])
     f, x, post, comb, *_ = inputs(6)
     merged = hc_post(f, x.flatten(-2), post, comb, merged=True, out=x.flatten(-2))
     assert merged.data_ptr() == x.data_ptr()
@@ -153,9 +153,9 @@ def test_a_module_and_inference_mode(where):
     with torch.inference_mode():
         expected = boundary(f, x, post, comb, weights)
         room = Out(*rooms(expected), mean=torch.empty_like(f))
-        found = boundary(f, x, post, comb, weights, out=room)
-        assert all(a is b for a, b in zip(found, room[:5], strict=True))
-        assert_equal([*found, room.mean], [*expected, mean_of(expected.residual)])
+        results = boundary(f, x, post, comb, weights, out=room)
+        assert all(a is b for a, b in zip(results, room[:5], strict=True))
+        assert_equal([*results, room.mean], [*expected, mean_of(expected.residual)])
     with pytest.raises(NotImplementedError, match="fn requires one; call within"):
         boundary(f, x, post, comb, weights, out=Out(residual=x))
 
@@ -175,11 +175,11 @@ def test_a_compiler_copies():
     given = inputs(6)
     expected, mean = seam(*given, own=False), torch.empty_like(given[0])
     with torch.no_grad():
-        found = torch.compile(
+        results = torch.compile(
             lambda given, out: seam(*given, own=False, out=out), backend="aot_eager", fullgraph=True
         )(given, Out(residual=given[1], mean=mean))
-    assert found.residual.data_ptr() == given[1].data_ptr()
-    assert_equal([*found, mean], [*expected, mean_of(expected.residual)])
+    assert results.residual.data_ptr() == given[1].data_ptr()
+    assert_equal([*results, mean], [*expected, mean_of(expected.residual)])
 
 
 def shifted(t):

@@ -78,8 +78,8 @@ def check(given, own, norm, kind):
     expected = called(given, own, norm)
     wanted = rounded(expected.y.cpu(), kind)
     memories, tensors = zip(*[guarded(t, expected.y.device) for t in wanted], strict=True)
-    found = called(given, own, norm, out=Out(quantized=Quantized(*tensors)))
-    assert_equal(*([t.nan_to_num() for t in results] for results in (found, expected)))
+    outputs = called(given, own, norm, out=Out(quantized=Quantized(*tensors)))
+    assert_equal(*([t.nan_to_num() for t in results] for results in (outputs, expected)))
     for memory, like, clean in zip(memories, wanted, (without_signs, torch.clone), strict=True):
         right, at = guarded(like)
         at.copy_(like)
@@ -162,11 +162,11 @@ def test_a_compiler_copies(kind):
     given = inputs(3, c=COLUMNS[kind[0]])
     expected, out = called(given, False, True), rounded(given[0], kind)
     with torch.no_grad():
-        run = torch.compile(
+        compiled = torch.compile(
             lambda given, out: called(given, False, True, out=out), backend="aot_eager", fullgraph=True
         )
-        found = run(given, Out(quantized=out))
-    assert_equal(found, expected)
+        outputs = compiled(given, Out(quantized=out))
+    assert_equal(outputs, expected)
     assert_same(out, rounded(expected.y, kind))
 
 
@@ -231,10 +231,10 @@ def test_on_a_gpu(tokens, kind):
         given[1][0, 2, 3] = torch.nan
         check(given, own, norm, kind)
         out = rounded(given[0], kind)
-        graph, found = capture(partial(called, given, own, norm, out=Out(quantized=out)))
+        graph, outputs = capture(partial(called, given, own, norm, out=Out(quantized=out)))
         for t in out:
             (t.view(torch.uint8) if t.element_size() == 1 else t).zero_()
         graph.replay()
-        values, scales = rounded(found.y.cpu(), kind)
+        values, scales = rounded(outputs.y.cpu(), kind)
         assert torch.equal(*(without_signs(t.cpu().view(torch.uint8)) for t in (out.values, values)))
         assert_same([out.scales], [scales])

@@ -45,8 +45,8 @@ def test_column_layouts_hold_the_same_scales():
         assert packed.scales.stride() == (1, padded)
         exponents = rows.scales.view(torch.uint8).tolist()
         for token, words in enumerate(packed.scales.tolist()):
-            found = [word >> shift & 255 for word in words for shift in (0, 8, 16, 24)]
-            assert found == [*exponents[token], 0, 0]
+            unpacked = [word >> shift & 255 for word in words for shift in (0, 8, 16, 24)]
+            assert unpacked == [*exponents[token], 0, 0]
     batch = drawn(6, 64).view(2, 3, 64)
     scales = quantize(batch, group=32, layout="column").scales
     assert scales.stride() == (8, 1, 4)
@@ -88,9 +88,9 @@ def test_out(monkeypatch, where, scales, layout):
         out = quantize(-4 * u, **options)
         memory = out.scales.mT if layout == "column" else out.scales
         memory.view(torch.uint8).fill_(7)
-        found = quantize(u, **options, out=out)
-        assert all(a is b for a, b in zip(found, out, strict=True))
-        assert_same(found, expected)
+        results = quantize(u, **options, out=out)
+        assert all(a is b for a, b in zip(results, out, strict=True))
+        assert_same(results, expected)
     u = drawn(5, 160)
     values, of_u = quantize(u, **options)
     turned = of_u.mT.contiguous().mT if layout == "row" else of_u.contiguous()
@@ -110,8 +110,8 @@ def test_out_of_some_tokens_changes_no_others(by_kernel):
     options = {"group": 32, "scales": "e8m0", "layout": "column"}
     u, whole = drawn(5, 160), quantize(drawn(8, 160), **options)
     others = [bytes_of(t[5:]) for t in whole]
-    found = quantize(u, **options, out=Quantized(*[t[:5] for t in whole]))
-    assert_same(found, quantize(u, **options))
+    results = quantize(u, **options, out=Quantized(*[t[:5] for t in whole]))
+    assert_same(results, quantize(u, **options))
     assert_equal([bytes_of(t[5:]) for t in whole], others)
 
 
@@ -162,8 +162,8 @@ def test_what_is_not_finite_stays_in_its_group(scales, bad, path, monkeypatch):
     keep = torch.ones(3, 3, dtype=torch.bool)
     keep[1, 1] = False
     assert torch.equal(factors.float()[keep], clean.scales.float()[keep])
-    found, expected = (t.float().unflatten(-1, (-1, 32))[keep] for t in (values, clean.values))
-    assert torch.equal(found, expected)
+    groups, expected = (t.float().unflatten(-1, (-1, 32))[keep] for t in (values, clean.values))
+    assert torch.equal(groups, expected)
 
 
 @pytest.mark.parametrize(
@@ -202,15 +202,15 @@ def test_every_bfloat16(scales, layout):
     """All 65,536, NaN and infinity among them, each in a group of its own with what is 16 codes away."""
     u = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16).view(-1, 16).mT
     u = u.contiguous().view(16, -1)
-    found, expected = (
+    on_gpu, expected = (
         quantize(t, group=16, scales=scales, layout=layout, floor=1e-30) for t in (u.cuda(), u)
     )
-    codes, wanted = found.values.cpu().view(torch.uint8), expected.values.view(torch.uint8)
+    codes, wanted = on_gpu.values.cpu().view(torch.uint8), expected.values.view(torch.uint8)
     # PyTorch keeps the sign of NaN
     is_nan = wanted & 127 == 127
     assert torch.equal(codes & 127, wanted & 127)
     assert torch.equal(codes[~is_nan], wanted[~is_nan])
-    assert torch.equal(found.scales.cpu().float().nan_to_num(), expected.scales.float().nan_to_num())
+    assert torch.equal(on_gpu.scales.cpu().float().nan_to_num(), expected.scales.float().nan_to_num())
 
 
 @pytest.mark.gpu
@@ -220,8 +220,8 @@ def test_a_captured_graph_and_a_compiled_call(scales, layout):
     u = torch.randn(19, 192).bfloat16()
     expected, given = quantize(u, **options), u.cuda()
     quantize(given, **options)
-    graph, found = capture(lambda: tuple(quantize(given, **options)))
+    graph, captured = capture(lambda: tuple(quantize(given, **options)))
     graph.replay()
-    assert_same(found, expected)
+    assert_same(captured, expected)
     torch.compiler.reset()
     assert_same(torch.compile(lambda t: tuple(quantize(t, **options)), fullgraph=True)(given), expected)

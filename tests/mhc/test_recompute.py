@@ -40,8 +40,8 @@ def gradients(model, h, every=None, backward_inside=False):
         out = model(h)
         if not backward_inside:
             block.close()
-        found = torch.autograd.grad(out, leaves, upstream, allow_unused=True)
-    return out.detach(), *(torch.zeros(()) if t is None else t for t in found)
+        of_leaves = torch.autograd.grad(out, leaves, upstream, allow_unused=True)
+    return out.detach(), *(torch.zeros(()) if t is None else t for t in of_leaves)
 
 
 @pytest.mark.parametrize("delayed", [False, True], ids=["sites", "boundaries"])
@@ -203,8 +203,8 @@ def test_without_a_gradient_nothing_is_recorded(monkeypatch):
     model, h = layers_of(3), randn(4, C)
     calls = remade(monkeypatch)
     with torch.no_grad(), recompute_streams(2):
-        found = model(h)
-    assert torch.equal(found, model(h))
+        out = model(h)
+    assert torch.equal(out, model(h))
     with torch.inference_mode(), recompute_streams(2):
         model(h)
     assert not calls
@@ -223,8 +223,8 @@ def test_compiled_parts_keep_what_they_kept(inside):
     if inside:
         model.forward = blocked
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    found = gradients(compiled, h, None if inside else 2)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    recomputed = gradients(compiled, h, None if inside else 2)
+    torch.testing.assert_close(recomputed, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("comb", [randn(64, N, N, seed=2), None], ids=["comb", "without comb"])
@@ -232,7 +232,7 @@ def test_storages_that_are_used_again_are_not_taken_for_streams(comb):
     """Freed streams leave their memory to other tensors of the same size."""
     h, post = randn(64, C).requires_grad_(), randn(64, N, seed=1)
 
-    def run():
+    def gradient():
         x = hc_expand(h, N)
         total = 0.0
         for _ in range(20):
@@ -240,9 +240,9 @@ def test_storages_that_are_used_again_are_not_taken_for_streams(comb):
             total = total + (x * x.sin()).sum()
         return torch.autograd.grad(total, h)
 
-    expected = run()
+    expected = gradient()
     with recompute_streams(7):
-        assert_equal(run(), expected)
+        assert_equal(gradient(), expected)
 
 
 @pytest.mark.parametrize(

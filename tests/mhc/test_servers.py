@@ -135,18 +135,18 @@ def few_alone(monkeypatch):
 @pytest.fixture
 def preparing(monkeypatch):
     """A function that lets a plug-in prepare, and returns the list of what it prepares."""
-    found = []
+    prepared = []
 
     def prepare(fn, boundary):
         # parts made in it could not be written again outside
         assert not torch.is_inference_mode_enabled()
-        found.append((fn, boundary))
+        prepared.append((fn, boundary))
 
     monkeypatch.setattr(servers, "hc_prepare", prepare)
 
     def switch(taken):
         monkeypatch.setattr(taken, "prepares", True)
-        return found
+        return prepared
 
     return switch
 
@@ -171,21 +171,21 @@ def test_which_calls_are_taken(few_alone):
 def test_a_projection_is_prepared_once_and_when_it_changes(preparing, monkeypatch):
     taken, fn = Taken(), torch.randn(ROWS, N * WIDTH)
     assert taken.kept(fn, True) is fn
-    found = preparing(taken)
+    prepared = preparing(taken)
     for boundary in (True, True, False, True):
         assert taken.kept(fn, boundary) is fn
-    assert found == [(fn, True), (fn, False)]
+    assert prepared == [(fn, True), (fn, False)]
     fn.mul_(2)
     other = fn.clone()
     with torch.inference_mode():
         taken.kept(fn, True), taken.kept(fn, True), taken.kept(other, True), taken.kept(fn.clone(), True)
     # a subclass, as for quantised weights, is not split
     taken.kept(torch.randn(ROWS, N * WIDTH).as_subclass(type("Loaded", (torch.Tensor,), {})), True)
-    assert [boundary for _, boundary in found[2:]] == [True, True]
-    assert found[3][0] is other
+    assert [boundary for _, boundary in prepared[2:]] == [True, True]
+    assert prepared[3][0] is other
     monkeypatch.setattr(servers, "is_capturing", lambda: True)
     taken.kept(torch.randn(ROWS, N * WIDTH), True)
-    assert len(found) == 4
+    assert len(prepared) == 4
 
 
 @pytest.mark.parametrize("server", ["vllm", "sglang"])
@@ -193,7 +193,7 @@ def test_stand_ins_have_the_released_signatures(server):
     root = server_modules.released(server)
     if root is None:
         pytest.skip(f"make test WHAT=servers: {server} is not installed")
-    found = []
+    sides = []
     for where in (root, None):
         with pytest.MonkeyPatch.context() as monkeypatch:
             getattr(server_modules, server)(monkeypatch, where)
@@ -208,8 +208,8 @@ def test_stand_ins_have_the_released_signatures(server):
                 records = v41.HcConfig, v41.HcSubLayer, v41.HcNextBoundary, v41.HcNormed, v41.HcState
                 functions = [mhc.mhc_pre, mhc.mhc_post, head.fused_hc_head, v41._post_fusion, *records]
             signatures = [inspect.signature(function) for function in functions]
-            found.append([[(p.name, p.kind, p.default) for p in s.parameters.values()] for s in signatures])
-    assert found[0] == found[1]
+            sides.append([[(p.name, p.kind, p.default) for p in s.parameters.values()] for s in signatures])
+    assert sides[0] == sides[1]
 
 
 def test_the_patch_for_vllm_sends_v41_through_a_class_that_is_replaced(tmp_path):
@@ -260,9 +260,9 @@ def test_the_patch_for_vllm_sends_v41_through_a_class_that_is_replaced(tmp_path)
     ((given, _),) = calls
     assert all(a is b for a, b in zip(given, (*d.update, *site, d.pre, d.weight, NORM_EPS), strict=True))
     calls.clear()
-    found = seam(*d.update, *site, d.pre, **norm, pre_delayed=pre_delayed)
-    assert all(a is b for a, b in zip(found[:5], outputs, strict=True))
-    assert found[5].shape == (0, WIDTH)
+    results = seam(*d.update, *site, d.pre, **norm, pre_delayed=pre_delayed)
+    assert all(a is b for a, b in zip(results[:5], outputs, strict=True))
+    assert results[5].shape == (0, WIDTH)
     ((given, options),) = calls
     assert all(a is b for a, b in zip(given, (d.residual, *site), strict=True))
     wanted = {"sublayer_out": d.x, "post_layer_mix": d.post, "comb_res_mix": d.comb, "pre_mix": d.pre, **norm}
@@ -305,7 +305,7 @@ def test_vllm_has_the_bits_of_the_functions(vllm, dtype, with_norm):
 
 
 def test_vllm_prepares_each_projection(vllm, preparing):
-    found, d = preparing(vllm.plugin.taken), drawn()
+    prepared, d = preparing(vllm.plugin.taken), drawn()
     delayed = vllm.mhc.MHCPreDelayedOp()
     update = {"sublayer_out": d.x, "post_layer_mix": d.post, "comb_res_mix": d.comb}
     for run, boundary in (
@@ -317,17 +317,17 @@ def test_vllm_prepares_each_projection(vllm, preparing):
         fn = d.fn.clone()
         for _ in range(2):
             run(fn, d.scale, d.base, *CONSTANTS)
-        ((prepared, of_boundary),) = found
-        assert prepared is fn
+        ((projection, of_boundary),) = prepared
+        assert projection is fn
         assert of_boundary == boundary
-        found.clear()
+        prepared.clear()
 
 
 def test_vllm_updates_and_collapses(vllm):
     d = drawn(dtype=torch.bfloat16)
     assert torch.equal(vllm.mhc.MHCPostOp()(*d.update), hc_post(*d.ours))
-    found = vllm.mhc.HCHeadOp()(d.residual, *d.head, 1e-5, 1e-6)
-    assert torch.equal(found, hc_head(d.residual, *d.head, norm_eps=1e-5, eps=1e-6))
+    collapsed = vllm.mhc.HCHeadOp()(d.residual, *d.head, 1e-5, 1e-6)
+    assert torch.equal(collapsed, hc_head(d.residual, *d.head, norm_eps=1e-5, eps=1e-6))
 
 
 def calls_of_vllm(d):
@@ -354,40 +354,40 @@ def test_vllm_keeps_the_calls_of_many_tokens_and_parts_of_few(vllm, few_alone, m
     few_alone(vllm)
     many, few = drawn(MOST + 1), drawn(MOST)
     combs = torch.zeros(MOST + 1, N, N)
-    made = {
+    returned = {
         "mhc_pre_tilelang": (many.post, combs, many.x),
         "mhc_post_tilelang": many.residual + 1,
         "hc_head_fused_kernel_tilelang": many.x + 1,
         FUSED: (many.residual + 1, many.post, combs, many.x),
         DELAYED: (many.post, combs, many.x, many.pre),
     }
-    theirs = mock.Mock(**{f"{name}.return_value": of for name, of in made.items()})
-    for name in made:
+    theirs = mock.Mock(**{f"{name}.return_value": of for name, of in returned.items()})
+    for name in returned:
         monkeypatch.setattr(torch.ops.vllm, name, getattr(theirs, name), raising=False)
 
-    def run(name, given):
+    def called(name, given):
         return getattr(vllm.mhc, calls_of_vllm(few)[name][0])()(*given)
 
     wanted = {name: given for name, (_, given) in calls_of_vllm(many).items()}
-    results = {name: run(name, given) for name, given in wanted.items()}
+    results = {name: called(name, given) for name, given in wanted.items()}
     # V4.1's update is made before, by the class for updates
     wanted[DELAYED] = many.residual + 1, *wanted[DELAYED][1:-3]
     for name, arguments in wanted.items():
-        for found, want in zip(getattr(theirs, name).call_args.args, arguments, strict=True):
-            assert torch.equal(found, want) if isinstance(want, torch.Tensor) else found == want, name
-    for name, want in {**made, DELAYED: (many.residual + 1, *made[DELAYED])}.items():
+        for argument, want in zip(getattr(theirs, name).call_args.args, arguments, strict=True):
+            assert torch.equal(argument, want) if isinstance(want, torch.Tensor) else argument == want, name
+    for name, want in {**returned, DELAYED: (many.residual + 1, *returned[DELAYED])}.items():
         pairs = zip(results[name], want, strict=True) if isinstance(want, tuple) else [(results[name], want)]
         assert all(torch.equal(a, b) for a, b in pairs), name
     theirs.reset_mock()
     theirs.hc_head_fused_kernel_tilelang.return_value = few.x + 1
     given = {name: given for name, (_, given) in calls_of_vllm(few).items()}
     for name in PARTS:
-        run(name, given[name])
-    run(DELAYED, given[DELAYED][:-3])
+        called(name, given[name])
+    called(DELAYED, given[DELAYED][:-3])
     assert {name for name, *_ in theirs.mock_calls} == {*PARTS, DELAYED}
     theirs.reset_mock()
     streams = hc_post(*few.ours)
-    assert all(torch.equal(run(name, given[name])[0], streams) for name in (FUSED, DELAYED))
+    assert all(torch.equal(called(name, given[name])[0], streams) for name in (FUSED, DELAYED))
     assert not theirs.mock_calls
 
 
@@ -431,8 +431,8 @@ def test_one_compiled_graph_of_vllm_takes_and_leaves_calls(vllm, few_alone, monk
         lambda *given: operator(*given, *CONSTANTS)[0] + 0, backend=counting, fullgraph=True, dynamic=True
     )
     few, many = drawn(MOST), drawn(MOST + 3)
-    found, left = (compiled(*d.update, *d.site) for d in (few, many))
-    assert torch.equal(found, hc_post(*few.ours))
+    taken, left = (compiled(*d.update, *d.site) for d in (few, many))
+    assert torch.equal(taken, hc_post(*few.ours))
     assert left.count_nonzero() == 0
     assert len(graphs) == 1
 
@@ -446,11 +446,11 @@ def test_vllm_s_class_of_another_package_stays(vllm, monkeypatch):
 
 @pytest.mark.parametrize("with_norm", [False, True])
 def test_sglang_computes_v4(sglang, with_norm, preparing):
-    d, found = drawn(), preparing(sglang.plugin.taken)
+    d, prepared = drawn(), preparing(sglang.plugin.taken)
     named = dict(zip(PRE, (d.residual, *d.site, *CONSTANTS), strict=True))
     post, comb, y = sglang.mhc.mhc_pre(**named, **norm_of(d, with_norm))
     assert_equal((y, post[..., 0], comb), hc_site(d.residual, *d.site, **options_of(d, with_norm))[:3])
-    assert found == [(d.fn, False)]
+    assert prepared == [(d.fn, False)]
 
 
 def test_sglang_updates_and_collapses(sglang):
@@ -458,8 +458,8 @@ def test_sglang_updates_and_collapses(sglang):
     # V4 passes post as (T, n, 1), V4.1 as (T, n)
     for given in (d.update, d.ours):
         assert torch.equal(sglang.mhc.mhc_post(*given), hc_post(*d.ours))
-    found = sglang.head.fused_hc_head(d.residual, *d.head, 1e-5, 1e-6)
-    assert torch.equal(found, hc_head(d.residual, *d.head, norm_eps=1e-5, eps=1e-6))
+    collapsed = sglang.head.fused_hc_head(d.residual, *d.head, 1e-5, 1e-6)
+    assert torch.equal(collapsed, hc_head(d.residual, *d.head, norm_eps=1e-5, eps=1e-6))
 
 
 def v41_boundary(sglang, d, **others):
@@ -474,7 +474,7 @@ def v41_boundary(sglang, d, **others):
 
 
 def test_sglang_computes_the_seam_of_v41(sglang, preparing):
-    d, found = drawn(), preparing(sglang.plugin.taken)
+    d, prepared = drawn(), preparing(sglang.plugin.taken)
     before, next = v41_boundary(sglang, d)
     state = sglang.v41._post_fusion(before, d.x, d.residual, (d.pre, d.post[..., 0], d.comb), next)
     assert type(state) is sglang.v41.HcState
@@ -485,7 +485,7 @@ def test_sglang_computes_the_seam_of_v41(sglang, preparing):
     wanted = hc_boundary(*d.ours, d.pre, *d.site, **options)
     assert_equal((state.input.rows, pre, post, comb, state.streams), wanted)
     assert isinstance(state.input, sglang.v41.HcNormed)
-    assert found == [(d.fn, True)]
+    assert prepared == [(d.fn, True)]
 
 
 def test_sglang_keeps_what_is_not_ours(sglang, few_alone):
@@ -501,17 +501,17 @@ def test_sglang_keeps_what_is_not_ours(sglang, few_alone):
     assert sglang.head.fused_hc_head(few.residual, *few.head, 1e-5, 1e-6) == "fused_hc_head"
     assert sglang.left["fused_hc_head"]["hc_eps"] == 1e-6
 
-    def found(d, **others):
+    def fused(d, **others):
         before, next = v41_boundary(sglang, d, **others)
         given = before, d.x, d.residual, (d.pre, d.post[..., 0], d.comb)
         return [sglang.v41._post_fusion(*given, to) for to in (next, None)]
 
-    assert found(many) == ["_post_fusion"] * 2
+    assert fused(many) == ["_post_fusion"] * 2
     for others in (
         {"hc": None}, {"norm_fusable": False}, {"mega_moe_input": lambda y: None}, {"cp_prefill": True},
     ):  # fmt: skip
-        assert found(few, **others)[0] == "_post_fusion", others
-    assert [of == "_post_fusion" for of in found(few)] == [False, True]
+        assert fused(few, **others)[0] == "_post_fusion", others
+    assert [of == "_post_fusion" for of in fused(few)] == [False, True]
 
 
 def test_sglang_s_changed_function_is_refused(sglang, monkeypatch):

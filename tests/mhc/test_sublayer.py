@@ -51,13 +51,13 @@ def test_v4_has_the_bits_of_the_calls_by_hand(order, dtype):
         f, weights, nothing = layer.sublayer(y, position, factor=0.5)
         return hc_post(f, residual, post, comb, comb_order=order), weights, nothing
 
-    found, expected = layer(x, position, factor=0.5), by_hand()
-    assert type(found) is tuple
-    assert found[2] is None
-    assert_equal(found[:2], expected[:2])
-    assert_equal(*(gradients(results, (x, position), layer) for results in (found, expected)))
+    outputs, expected = layer(x, position, factor=0.5), by_hand()
+    assert type(outputs) is tuple
+    assert outputs[2] is None
+    assert_equal(outputs[:2], expected[:2])
+    assert_equal(*(gradients(results, (x, position), layer) for results in (outputs, expected)))
     # other arguments, other results: they reach the sublayer
-    assert not torch.equal(layer(x, position)[0], found[0])
+    assert not torch.equal(layer(x, position)[0], outputs[0])
     assert layer.connection.fn.dtype == torch.float32
 
 
@@ -191,10 +191,10 @@ def of_dtensors(mesh, delayed: bool) -> dict:
     spread = distribute_module(model, mesh)
     streams, upstream = (distribute_tensor(t.detach(), mesh, [Shard(0)]) for t in (h, upstream))
     result = spread(streams.requires_grad_())
-    found = [result, *torch.autograd.grad(result, [streams, *spread.parameters()], upstream)]
-    whole = [t.redistribute(placements=[Replicate()]).to_local() for t in found]
+    sharded = [result, *torch.autograd.grad(result, [streams, *spread.parameters()], upstream)]
+    whole = [t.redistribute(placements=[Replicate()]).to_local() for t in sharded]
     return {
-        "placements": [str(t.placements[0]) for t in found],
+        "placements": [str(t.placements[0]) for t in sharded],
         "apart": [float((a - b).abs().max() / b.abs().max()) for a, b in zip(whole, truth, strict=True)],
     }
 

@@ -297,15 +297,15 @@ def test_parameters_that_a_checkpoint_lacks_are_initialised(missing, tmp_path):
     model = Patching.from_pretrained(tmp_path, experts_implementation="eager")
     assert sum(type(module) in PACKAGE.back for module in model.modules()) == sum(ALL)
     lacking = 0
-    for name, found in model.state_dict().items():
+    for name, parameter in model.state_dict().items():
         if not ("hc" in name and missing in name):
-            assert torch.equal(found, saved.state_dict()[name]), name
+            assert torch.equal(parameter, saved.state_dict()[name]), name
             continue
         lacking += 1
         if name.endswith("fn"):
-            assert found.std().item() == pytest.approx(0.5, rel=0.15), name
+            assert parameter.std().item() == pytest.approx(0.5, rel=0.15), name
         else:
-            assert torch.equal(found, torch.full_like(found, name.endswith("scale"))), name
+            assert torch.equal(parameter, torch.full_like(parameter, name.endswith("scale"))), name
     assert lacking == (5 if missing else 15)
 
 
@@ -333,8 +333,8 @@ def test_weights_of_a_patched_model_begin_as_those_of_transformers(kind, deviati
             vars(module).pop("_is_hf_initialized", None)
         torch.manual_seed(1)
         model.init_weights()
-    expected, found = (model.state_dict() for model in models)
-    assert all(torch.equal(found[name], t) for name, t in expected.items())
+    expected, patched = (model.state_dict() for model in models)
+    assert all(torch.equal(patched[name], t) for name, t in expected.items())
     sites = [m for m in models[1].modules() if isinstance(m, (nn.HyperConnection, nn.HyperHead))]
     assert len(sites) == sum(COUNTS[kind][:2])
     for site in sites:
