@@ -194,8 +194,8 @@ EXCHANGING = "threads that own whole matrices exchange data"
 def test_problems(change, problem):
     job = forward_job(4, 64, 1, whole=True)
     binary = Binary("mi300x", job, **{"threads": 64, "counts": MOVED, **change})
-    found = [*problems(DEVICES["mi300x"], binary), *operator_of(job.choice.kernel).problems(binary)]
-    assert found == ([problem] if problem else [])
+    complaints = [*problems(DEVICES["mi300x"], binary), *operator_of(job.choice.kernel).problems(binary)]
+    assert complaints == ([problem] if problem else [])
 
 
 def test_the_stack_pointer_as_data():

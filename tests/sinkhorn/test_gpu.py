@@ -100,11 +100,11 @@ def judged(case: Case, name: str, config=None, **variant) -> dict[str, float]:
 def test_every_way_to_hold_a_matrix(n, m, thread, form):
     case = Case("randn_3", n, m, 5, form, batch=515)
     config = over_threads(call_of(case), current(0), *(thread if any(thread) else (n, m)))
-    found = {name: judged(case, name, config, thread=thread) for name in (FORWARD, *BACKWARDS)}
+    by_kernel = {name: judged(case, name, config, thread=thread) for name in (FORWARD, *BACKWARDS)}
     if any(thread):
         blocks = (*config, ("pid_type", "persistent_interleaved"), ("num_sm_multiplier", 1))
-        found["persistent"] = judged(case, "sinkhorn_backward_history", blocks, thread=thread)
-    assert_within_budget(found)
+        by_kernel["persistent"] = judged(case, "sinkhorn_backward_history", blocks, thread=thread)
+    assert_within_budget(by_kernel)
 
 
 def test_history_in_slices_of_the_batch():
@@ -131,9 +131,9 @@ def test_a_matrix_with_nan_or_without_a_row_is_nan_and_no_other(n, m, form):
     for place, value in (*places, ((n - 1,), -math.inf)):
         spoiled = x.clone()
         spoiled[33][place] = value
-        for found, clean in zip(by_kernels(spoiled, dy, **case.options), expected, strict=True):
-            assert found[33].isnan().all()
-            assert torch.equal(found[others], clean[others])
+        for tensor, clean in zip(by_kernels(spoiled, dy, **case.options), expected, strict=True):
+            assert tensor[33].isnan().all()
+            assert torch.equal(tensor[others], clean[others])
 
 
 def test_more_than_two_to_the_31_elements(monkeypatch):
@@ -182,8 +182,8 @@ def test_threads_and_streams():
         return results
 
     with ThreadPoolExecutor(len(cases)) as threads:
-        found = [*threads.map(work, cases, inputs)]
-    for case, given, results in zip(cases, inputs, found, strict=True):
+        by_thread = [*threads.map(work, cases, inputs)]
+    for case, given, results in zip(cases, inputs, by_thread, strict=True):
         alone = by_kernels(*given, **case.options)
         assert_within_budget({case: case.judge(*alone)})
         assert all(torch.equal(a, b) for result in results for a, b in zip(result, alone, strict=True))

@@ -142,8 +142,8 @@ def test_columns_of_logits_and_gradients_are_numbered_alike(n, dtypes):
         choice(case, BACKWARD, thread=(n, n), ordered=ordered, length=7) for ordered in (False, True)
     )
     expected = launch.backward(dy.float(), x.float(), *case.arguments, tree)
-    found = launch.backward(dy, x, *case.arguments, ordered)
-    torch.testing.assert_close(found, expected.to(x.dtype))
+    dx = launch.backward(dy, x, *case.arguments, ordered)
+    torch.testing.assert_close(dx, expected.to(x.dtype))
 
 
 @pytest.mark.parametrize(("form", "first"), WAYS)
@@ -281,8 +281,8 @@ def test_a_gpu_with_more_units_than_its_row_has_places_for_all_its_blocks(monkey
     choice = Choice(
         "sinkhorn_backward_history", (("block_sizes", (4,)), ("num_sm_multiplier", 2)), (), "a test"
     )
-    found = types.SimpleNamespace(multi_processor_count=148)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: found)
+    properties = types.SimpleNamespace(multi_processor_count=148)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: properties)
     assert launch.places(choice, DEVICES["h200"], torch.device("cuda", 0)) == 148 * 2 * 4
     assert launch.places(choice, DEVICES["b200"], torch.device("cpu")) == 8 * DEVICES["b200"].compute_units
 
@@ -298,14 +298,14 @@ def test_a_gradient_far_below_the_upstream_one_keeps_its_digits(name):
     arguments = 1, 0.0, "log", "cols"
     if name in KERNELS:
         call = launch.call_of(x, *arguments)
-        found = launch.backward(dy, x, *arguments, default_choice(KERNELS[name], call, DEVICES["h200"]))
+        dx = launch.backward(dy, x, *arguments, default_choice(KERNELS[name], call, DEVICES["h200"]))
     else:
-        found = eager.backward(dy, x, *arguments)
+        dx = eager.backward(dy, x, *arguments)
     _, exact = value_and_gradient(
         lambda t: reference.sinkhorn(t, 1, form="log", first="cols"), x.double(), dy.double()
     )
     assert exact.abs().max() < 1e-4 * dy.abs().max()
-    assert (found - exact).abs().max() < 1e-5 * exact.abs().max()
+    assert (dx - exact).abs().max() < 1e-5 * exact.abs().max()
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,8 @@ def test_importing_the_parts_imports_neither_tritonbench_nor_helion():
 )
 def test_flags_choose_the_cases(flags, expected):
     rows = cases.cases(cases.parse(flags.split()), torch.float32)
-    found = [(w.n, w.batch, w.n_iters, w.form, w.first) for w in rows]
-    assert sorted(found) == sorted(expected)
+    chosen = [(w.n, w.batch, w.n_iters, w.form, w.first) for w in rows]
+    assert sorted(chosen) == sorted(expected)
     assert all(w.n == w.m for w in rows)
 
 
@@ -137,9 +137,9 @@ def test_implicit_gradients_are_approximate_rows(solver):
 @pytest.mark.parametrize("form", ["deepseek", "log"])
 def test_the_kernels_own_configs_compute_the_definition(form):
     """What a CPU does not run under tritonbench."""
-    x, *found = of_backend("helion_default", make_logits("randn_3", 5, 4, 4), 6, form)
-    allowed = compare.budget(x, found[0], 6, form=form)
-    assert compare.errors(x, *found, allowed, 6, form=form).share <= 1
+    x, *tensors = of_backend("helion_default", make_logits("randn_3", 5, 4, 4), 6, form)
+    allowed = compare.budget(x, tensors[0], 6, form=form)
+    assert compare.errors(x, *tensors, allowed, 6, form=form).share <= 1
 
 
 @pytest.mark.gpu
@@ -201,8 +201,8 @@ def peer_row(**changes: object):
 def test_a_peer_is_adapted():
     x, dy = make_logits("randn_1", 7, 4, 4), torch.randn(7, 4, 4)
     forward = backends.adapted("peer", peer_row())(x, dy, 5, "deepseek", "rows")
-    found = compare.errors(x, dy, forward(), forward.adjoint(), compare.budget(x, dy, 5), 5)
-    assert found.share <= 1
+    errors = compare.errors(x, dy, forward(), forward.adjoint(), compare.budget(x, dy, 5), 5)
+    assert errors.share <= 1
 
 
 @pytest.mark.parametrize(
@@ -251,12 +251,12 @@ def test_errors_are_what_they_are_called(monkeypatch):
     (dx,) = torch.autograd.grad(p, x64, dy.double())
     wrong = p.detach().clone()
     wrong[17, 1, 2] = 2.0
-    found = compare.errors(x, dy, wrong.float(), 1.5 * dx.float(), compare.budget(x, dy, 20), 20)
-    assert found.share > 1
-    assert found.max_abs == pytest.approx(2 - float(p[17, 1, 2]))
+    errors = compare.errors(x, dy, wrong.float(), 1.5 * dx.float(), compare.budget(x, dy, 20), 20)
+    assert errors.share > 1
+    assert errors.max_abs == pytest.approx(2 - float(p[17, 1, 2]))
     sums = torch.cat([wrong.sum(-1), wrong.sum(-2)])
-    assert found.marginal == pytest.approx(float((sums - 1).abs().max()))
-    assert found.gradient == pytest.approx(0.5)
+    assert errors.marginal == pytest.approx(float((sums - 1).abs().max()))
+    assert errors.gradient == pytest.approx(0.5)
 
 
 def test_results_of_another_shape_or_dtype_are_refused():
@@ -288,9 +288,9 @@ RAN = {"base": metrics(), "a": metrics()}
 )
 def test_gate(results, accurate, sentence):
     names = ["base", "a"]
-    found = gate.failures(results, 1, names, names, ["base"], accurate)
-    assert len(found) == (sentence is not None)
-    assert sentence is None or sentence in found[0]
+    failures = gate.failures(results, 1, names, names, ["base"], accurate)
+    assert len(failures) == (sentence is not None)
+    assert sentence is None or sentence in failures[0]
 
 
 def test_the_launcher_speaks_both_dialects():
@@ -350,8 +350,8 @@ IN_OTHER_MODES = pytest.mark.nightly("seven runs of tritonbench a mode; fwd_bwd 
 )
 def test_planted_backends_are_caught(tree, mode):
     runs = [[*SMALL, *QUICK, "--mode", mode, "--only", name] for name in CAUGHT]
-    found = dict(zip(CAUGHT, statuses(PLANTED, runs, folder_of(tree)), strict=True))
-    assert found == {name: int(mode in modes) for name, modes in CAUGHT.items()}
+    caught = dict(zip(CAUGHT, statuses(PLANTED, runs, folder_of(tree)), strict=True))
+    assert caught == {name: int(mode in modes) for name, modes in CAUGHT.items()}
 
 
 @pytest.mark.parametrize("tree", TREES)
@@ -394,15 +394,15 @@ def test_every_metric_is_in_the_json(tmp_path):
     words = f"--mode fwd_bwd --only {OURS} --metrics {','.join(METRICS)} --num-inputs 1"
     ran("checkout", *SMALL, *QUICK, *words.split(), "--output-json", path)
     prefix, written = "tritonbench_sinkhorn_fwd_bwd[x_500x4x4 T=3-helion_sinkhorn]_", path.read_text()
-    found = {k.removeprefix(prefix): v for k, v in json.loads(written).items() if k.startswith(prefix)}
-    assert set(found) == set(METRICS)
+    figures = {k.removeprefix(prefix): v for k, v in json.loads(written).items() if k.startswith(prefix)}
+    assert set(figures) == set(METRICS)
     # a CPU has no allocator to ask
-    assert {name for name, value in found.items() if value is None} == {"kept_bytes"}
-    assert found["accuracy"] == 1.0
-    assert found["best_config"] == "vectorised PyTorch, logits kept"
-    assert 0 < found["max_abs_err"] < 1e-5
-    assert found["flops"] == 4 * 500 * 16 * 3 * 3
-    assert found["tflops"] > 0
+    assert {name for name, value in figures.items() if value is None} == {"kept_bytes"}
+    assert figures["accuracy"] == 1.0
+    assert figures["best_config"] == "vectorised PyTorch, logits kept"
+    assert 0 < figures["max_abs_err"] < 1e-5
+    assert figures["flops"] == 4 * 500 * 16 * 3 * 3
+    assert figures["tflops"] > 0
 
 
 @needs_checkout

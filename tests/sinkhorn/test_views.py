@@ -30,12 +30,12 @@ def test_threads_read_their_own_lines(n, m, thread, dtype):
     for axis, lines in ((1, held // m), (2, held % m)):
         written, read = kept_views(torch.full((3, 2, (n, m)[axis - 1]), -1), axis, x, m, False)
         written[2, 1] = torch.arange((n, m)[axis - 1]).reshape(written.shape[2:])
-        found = read[2, 1].movedim(4, 2)
+        numbers = read[2, 1].movedim(4, 2)
         if axis == 1:
-            assert torch.equal(found.flatten(0, 2)[:, None, :, :, None].expand_as(lines), lines)
+            assert torch.equal(numbers.flatten(0, 2)[:, None, :, :, None].expand_as(lines), lines)
         else:
-            found = found.flatten(1, 2).movedim(1, 3)
-            assert torch.equal(found[None].expand_as(lines), lines)
+            numbers = numbers.flatten(1, 2).movedim(1, 3)
+            assert torch.equal(numbers[None].expand_as(lines), lines)
         assert (read[2, 0] == -1).all()
         assert (read[:2] == -1).all()
         _, moved = kept_views(torch.zeros(3, 2, (n, m)[axis - 1]), axis, x, m, True)

@@ -71,9 +71,9 @@ def test_a_boundary_over_its_arguments():
     f, x, post, comb, fn, scale, base, _, weights = boundary_inputs(5, n=2, c=300)[0]
     given = Update(f, x, post, comb), weights, SiteParameters(fn, scale, base), SiteOptions(2).checked()
     expected = boundary.forward(*given)
-    found = boundary.forward(*given, out=Out(None, weights, post, comb, x))
-    assert found[0] is x
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    in_place = boundary.forward(*given, out=Out(None, weights, post, comb, x))
+    assert in_place[0] is x
+    assert all(torch.equal(a, b) for a, b in zip(in_place, expected, strict=True))
 
 
 BACKWARDS = SiteCall("bfloat16", 2, 520, "float32"), SiteCall("float32", 3, 40, "tf32")

@@ -51,12 +51,12 @@ def test_coefficients_of_partial_sums(name):
     mixes, scale, base, *_ = workload.make_inputs()
     partials, squares = (t.squeeze(1) for t in workload.parts(mixes))
     given = scale, base, workload.arguments, torch.float32, choices[launch.REDUCED]
-    found = launch.forward_reduced(partials, workload.reduce(squares), *given)
-    *_, of_mixes, norms = found
+    coefficients = launch.forward_reduced(partials, workload.reduce(squares), *given)
+    *_, of_mixes, norms = coefficients
     assert torch.equal(of_mixes, norms[:, :1] * functools.reduce(torch.add, partials))
     partials, squares = (t.movedim(0, 1).contiguous().movedim(1, 0) for t in (partials, squares))
     again = launch.forward_reduced(partials, workload.reduce(squares), *given)
-    assert all(torch.equal(a, b) for a, b in zip(again, found, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(again, coefficients, strict=True))
 
 
 @BY_NIGHT

@@ -71,8 +71,8 @@ def test_values_and_gradients(n, m, n_iters, first, sides, dtype, eps, longest):
 
     given = x, r, c, dy, df, dg
     wide = [None if t is None else t.double() for t in given]
-    found = results(launch, torch.float32, *given, **of_launches)
-    for a, b in zip(found, results(eager, torch.float64, *wide), strict=True):
+    launched = results(launch, torch.float32, *given, **of_launches)
+    for a, b in zip(launched, results(eager, torch.float64, *wide), strict=True):
         if b.numel():
             # a potential below 128 is rounded by 2^-18
             rounding = 8e-6 if a.dtype == torch.float32 else torch.finfo(a.dtype).eps

@@ -151,8 +151,8 @@ class TestKernels:
         p, dy, _ = balanced_matrix(n, m, logits=logits, n_iters=20, batch=4 if device == "cpu" else 515)
         p, dy = p.float().to(device), dy.float().to(device)
         by_cpu = implicit.backward(dy, p, ENOUGH, "corrected", solver, torch.float32)
-        for found in (kernel(dy, p, "corrected", solver), by_cpu):
-            assert judge(found, p, dy, "corrected", solver) <= 1
+        for dx in (kernel(dy, p, "corrected", solver), by_cpu):
+            assert judge(dx, p, dy, "corrected", solver) <= 1
 
     @pytest.mark.parametrize("solver", SOLVERS)
     @pytest.mark.parametrize("system", ["reduced", "full"])

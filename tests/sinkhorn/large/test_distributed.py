@@ -18,8 +18,8 @@ from helion_sinkhorn.recipes import sinkhorn_knopp_teacher
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
-def assert_near(found, true, tolerance):
-    for a, b in zip(found, true, strict=True):
+def assert_near(tensors, true, tolerance):
+    for a, b in zip(tensors, true, strict=True):
         assert a.shape == b.shape
         assert (a.double() - b).abs().max() <= tolerance * b.abs().max()
 
@@ -28,14 +28,14 @@ def assert_near(found, true, tolerance):
 @pytest.mark.parametrize(("share", "dtype"), SHARED)
 @pytest.mark.parametrize("name", WITHOUT)
 def test_parts_are_the_parts_of_the_whole(on_two_processes, name, first, share, dtype):
-    found = [torch.cat(parts, 1) for parts in zip(
+    joined = [torch.cat(parts, 1) for parts in zip(
         *(of[name, first, share, dtype] for of in on_two_processes(ranks.of_group)), strict=True
     )]  # fmt: skip
     true = ranks.differentiated(
         lambda logits: reference.sinkhorn(logits, first=first, **WITHOUT[name]), {"logits": ranks.logits()},
         ranks.upstream(),
     )  # fmt: skip
-    assert_near(found, true, TOLERANCE[dtype])
+    assert_near(joined, true, TOLERANCE[dtype])
 
 
 def test_sums_that_lie_apart(on_two_processes):
@@ -88,16 +88,16 @@ def test_dtensors(on_two_processes, dim, form):
         lambda logits: reference.sinkhorn(logits, 4, form=form), {"logits": ranks.logits()}, ranks.upstream()
     )
     for of in on_two_processes(ranks.of_dtensors):
-        *found, placements, stride = of[form, dim]
-        assert_near(found, true, 1e-12)
+        *tensors, placements, stride = of[form, dim]
+        assert_near(tensors, true, 1e-12)
         assert placements == [(Shard(dim),)] * 2
         assert stride == ranks.logits().stride()
 
 
 def test_a_teacher_s_batch_is_sharded(on_two_processes):
     whole = sinkhorn_knopp_teacher(ranks.logits()[0], 0.1, 3)
-    found = torch.cat(on_two_processes(ranks.of_teacher))
-    torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
+    joined = torch.cat(on_two_processes(ranks.of_teacher))
+    torch.testing.assert_close(joined, whole, rtol=0, atol=1e-12)
     alone = torch.cat([sinkhorn_knopp_teacher(t, 0.1, 3) for t in ranks.logits()[0].split([19, 171])])
     assert (alone - whole).abs().max() > 0.01
 
@@ -113,8 +113,8 @@ def test_parts_by_the_kernels(on_two_processes):
         assert_near([torch.cat([p, p_of_other], 1)], [true], 2e-6)
         if form == "log":
             # potentials of 100 are rounded by 4e-6
-            found = torch.cat([f, f_of_other], 1), g
-            assert_near(found, reference.potentials(x, n_iters, first=first), 1e-6)
+            potentials = torch.cat([f, f_of_other], 1), g
+            assert_near(potentials, reference.potentials(x, n_iters, first=first), 1e-6)
         assert torch.equal(g, g_of_other)
 
 
@@ -132,9 +132,9 @@ def test_all_ranks_take_pytorch_if_one_needs_it(rank_needs_it, monkeypatch):
     monkeypatch.setattr(distributed, "resolve_large", lambda *given: "helion")
     group = mock.Mock(group_name="two")
     for options, own in (({}, 0), ({"log_rows": torch.zeros(40), "log_columns": torch.zeros(50)}, 1)):
-        found = distributed.shared(x, group, "rows", "auto", "exact", Transport(**options))
-        assert found.by_kernels == (not own and not rank_needs_it)
-        assert found.lines == 80
+        part = distributed.shared(x, group, "rows", "auto", "exact", Transport(**options))
+        assert part.by_kernels == (not own and not rank_needs_it)
+        assert part.lines == 80
     assert not distributed.shared(x.requires_grad_(), group, "rows", "auto", "exact", Transport()).by_kernels
     assert asked == [0, 1, 1]
 

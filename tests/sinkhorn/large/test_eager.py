@@ -25,10 +25,10 @@ def both_ways(request, monkeypatch):
 
 
 def assert_as_specified(x, dy, tolerance=1e-12, **options):
-    found, true = (
+    ours, true = (
         value_and_gradient(lambda t, of=of: of(t, **options), x, dy) for of in (sinkhorn, reference.sinkhorn)
     )
-    for a, b in zip(found, true, strict=True):
+    for a, b in zip(ours, true, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=tolerance * b.abs().max())
 
 
@@ -77,8 +77,8 @@ PEAKED = {
 def test_peaked_logits_err_as_float32_autograd_does(kind, form, n_iters):
     """At most six times the error of the definition in float32, or 32 units in the last place."""
     x = PEAKED[kind]()
-    found, plain = errors(x, randn(*x.shape, seed=1), n_iters, form)
-    for error, of_plain in zip(found, plain, strict=True):
+    own, plain = errors(x, randn(*x.shape, seed=1), n_iters, form)
+    for error, of_plain in zip(own, plain, strict=True):
         assert error <= 6 * of_plain + 32 * 2.0**-23, (error, of_plain)
 
 
@@ -120,8 +120,8 @@ def test_what_is_not_finite_stays_in_its_matrix(n_iters):
     x, dy = randn(4, 190, 180), randn(4, 190, 180, seed=1)
     clean = value_and_gradient(lambda t: sinkhorn(t, n_iters, form="log"), x, dy)
     x[0, 3, 4], x[1, 5], x[2, :, 6] = float("nan"), -torch.inf, -torch.inf
-    found = value_and_gradient(lambda t: sinkhorn(t, n_iters, form="log"), x, dy)
-    for a, b in zip(found, clean, strict=True):
+    spoiled = value_and_gradient(lambda t: sinkhorn(t, n_iters, form="log"), x, dy)
+    for a, b in zip(spoiled, clean, strict=True):
         assert a[:3].isnan().all()
         assert torch.equal(a[3], b[3])
 
@@ -161,8 +161,8 @@ def test_many_threads_change_no_bit(form, shape, n_iters):
 @pytest.mark.parametrize("scale", [1, 30, 3000])
 @pytest.mark.parametrize("n_iters", [1, 3, 20])
 def test_thin_matrices_err_as_float32_autograd_does(shape, scale, n_iters):
-    found, plain = errors(scale * randn(*shape), randn(*shape, seed=1), n_iters, "deepseek")
-    for error, of_plain in zip(found, plain, strict=True):
+    own, plain = errors(scale * randn(*shape), randn(*shape, seed=1), n_iters, "deepseek")
+    for error, of_plain in zip(own, plain, strict=True):
         assert error <= 2 * of_plain + 8 * 2.0**-23, (error, of_plain)
 
 
@@ -216,8 +216,8 @@ def test_a_few_iterations_are_made_as_written(n, m, n_iters, form, calls, monkey
         monkeypatch.setattr(definition, name, lambda *given, r=run, name=name: seen.append(name) or r(*given))
     x, dy = randn(2, n, m), randn(2, n, m, seed=1)
     p = sinkhorn(x, n_iters, form=form)
-    found, _ = value_and_gradient(lambda t: sinkhorn(t, n_iters, form=form), x, dy)
-    assert torch.equal(found, p)
+    differentiated, _ = value_and_gradient(lambda t: sinkhorn(t, n_iters, form=form), x, dy)
+    assert torch.equal(differentiated, p)
     assert seen == ["forward"] * 2 * calls + ["backward"] * calls
 
 

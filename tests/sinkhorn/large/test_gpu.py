@@ -49,11 +49,11 @@ def test_both_forms_against_the_specification(n, m, first, n_iters, dtype, eps):
     true = value_and_gradient(
         lambda t: reference.sinkhorn(t, n_iters, first=first, **form), x.double(), dy.double()
     )
-    found = value_and_gradient(
+    by_kernels = value_and_gradient(
         lambda t: sinkhorn(t, n_iters, first=first, implementation="helion", **form), x.cuda(), dy.cuda()
     )
     rounding = 4e-6 if dtype == torch.float32 else torch.finfo(dtype).eps
-    for a, b in zip(found, true, strict=True):
+    for a, b in zip(by_kernels, true, strict=True):
         assert (a.cpu().double() - b).abs().max() <= rounding * b.abs().max()
 
 
@@ -86,9 +86,9 @@ def test_equal_bits_again_in_a_part_of_the_batch_and_in_a_graph(form, m):
 def test_a_recipe_copies_nothing_from_the_host(recipe):
     x = randn(160, 150).cuda()
     expected = recipe(x)
-    graph, found = capture(lambda: recipe(x))
+    graph, captured = capture(lambda: recipe(x))
     graph.replay()
-    assert torch.equal(found, expected)
+    assert torch.equal(captured, expected)
 
 
 def test_the_public_functions_take_the_kernels():
@@ -121,20 +121,20 @@ def on_two_gpus():
 @pytest.mark.parametrize("share", [0.5, 0.1])
 def test_a_teacher_on_two_gpus(on_two_gpus, share):
     """By the kernels, but where the lines of one part are short: then all take PyTorch."""
-    found = on_two_gpus(sinkhorn_ranks.of_teacher_on_gpus, share)
-    assert [by_kernels for by_kernels, _ in found] == [share == 0.5] * WORLD
+    parts = on_two_gpus(sinkhorn_ranks.of_teacher_on_gpus, share)
+    assert [by_kernels for by_kernels, _ in parts] == [share == 0.5] * WORLD
     true = sinkhorn_knopp_teacher(sinkhorn_ranks.logits()[0], 0.1, 3)
-    torch.testing.assert_close(torch.cat([t for _, t in found]).double(), true, rtol=0, atol=2e-5)
+    torch.testing.assert_close(torch.cat([t for _, t in parts]).double(), true, rtol=0, atol=2e-5)
 
 
 def test_gradients_on_two_gpus(on_two_gpus, on_two_processes):
     """By PyTorch, as on two CPUs, which test_distributed.py compares with the whole matrices."""
-    for found, true in zip(*(ranks(sinkhorn_ranks.of_group) for ranks in (on_two_gpus, on_two_processes)),
-                           strict=True):  # fmt: skip
-        assert found.keys() == true.keys()
+    for on_gpus, true in zip(*(ranks(sinkhorn_ranks.of_group) for ranks in (on_two_gpus, on_two_processes)),
+                             strict=True):  # fmt: skip
+        assert on_gpus.keys() == true.keys()
         for call, tensors in true.items():
             rounding = 1e-11 if tensors[0].dtype == torch.float64 else 2e-5
-            for a, b in zip(found[call], tensors, strict=True):
+            for a, b in zip(on_gpus[call], tensors, strict=True):
                 assert (a - b).abs().max() <= rounding * b.abs().max(), call
 
 

@@ -31,8 +31,8 @@ each_read = pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two
 )
 def test_values_and_gradients(n, m, n_iters, first, sides):
     inputs = given(n, m, sides)
-    found, true = (of(inputs, n_iters, first, temperature=0.7) for of in (by_launches, exact))
-    assert_near(found, true)
+    launched, true = (of(inputs, n_iters, first, temperature=0.7) for of in (by_launches, exact))
+    assert_near(launched, true)
 
 
 @pytest.mark.parametrize("group", [1, 3])
@@ -65,8 +65,8 @@ def test_peaked_logits(kind, n_iters, device):
     """As near to float64 as potentials in float32 are: they round an exponent as large as the logits."""
     x = make_logits(kind, 2, 48, 40, dtype=torch.float32)
     inputs, largest = given(48, 40, False, x=x), x[x.isfinite()].abs().max().item()
-    found = by_launches(on(device, inputs), n_iters, "rows")
-    assert_near(found, exact(inputs, n_iters, "rows"), 2e-7 * max(30.0, 2 * largest))
+    launched = by_launches(on(device, inputs), n_iters, "rows")
+    assert_near(launched, exact(inputs, n_iters, "rows"), 2e-7 * max(30.0, 2 * largest))
 
 
 @each_read
@@ -79,12 +79,12 @@ def test_lines_without_mass(m, column, first, longest):
     x[:, 5], x[:, :, column] = -torch.inf, -torch.inf
     upstream[1][:, 5], upstream[2][:, column] = 0.0, 0.0
     inputs = x, r, c, *upstream
-    found, true = by_launches(inputs, 4, first, longest=longest), exact(inputs, 4, first)
-    for t in (found[0], found[3]):
+    launched, true = by_launches(inputs, 4, first, longest=longest), exact(inputs, 4, first)
+    for t in (launched[0], launched[3]):
         assert t[:, 5].eq(0).all()
         assert t[:, :, column].eq(0).all()
-    assert found[1][:, 5].eq(-torch.inf).all()
-    assert_near(*([t.masked_fill(t == -torch.inf, 0.0) for t in of] for of in (found, true)))
+    assert launched[1][:, 5].eq(-torch.inf).all()
+    assert_near(*([t.masked_fill(t == -torch.inf, 0.0) for t in of] for of in (launched, true)))
 
 
 def of_eps(module, x, dy, n_iters, first, eps, **own):
@@ -114,8 +114,8 @@ def specified(x, dy, n_iters, first, eps, dtype=torch.float64):
 )  # fmt: skip
 def test_both_forms_by_one_read_and_by_two(n, m, first, n_iters, eps, longest):
     x, dy = randn(2, n, m, scale=2), randn(2, n, m, seed=1)
-    found = of_eps(launch, x, dy, n_iters, first, eps, longest=longest)
-    for a, b in zip(found, specified(x, dy, n_iters, first, eps), strict=True):
+    launched = of_eps(launch, x, dy, n_iters, first, eps, longest=longest)
+    for a, b in zip(launched, specified(x, dy, n_iters, first, eps), strict=True):
         assert (a.double() - b).abs().max() <= 2e-6 * b.abs().max()
 
 
@@ -137,9 +137,9 @@ def test_peaked_logits_of_the_deepseek_form(kind, n_iters, longest, device):
     """No potential is as large as the logits: six times the error of float32 autograd, or rounding."""
     x = PEAKED[kind]()
     dy = randn(*x.shape, seed=1)
-    found = of_eps(launch, x.to(device), dy.to(device), n_iters, "rows", 1e-6, longest=longest)
+    launched = of_eps(launch, x.to(device), dy.to(device), n_iters, "rows", 1e-6, longest=longest)
     true, plain = (specified(x, dy, n_iters, "rows", 1e-6, t) for t in (torch.float64, torch.float32))
-    for a, b, exact_one in zip(found, plain, true, strict=True):
+    for a, b, exact_one in zip(launched, plain, true, strict=True):
         # a gradient that vanishes is nothing to float32
         size = exact_one.abs().max().clamp(min=1e-30)
         error, of_plain = ((t.cpu().double() - exact_one).abs().max() / size for t in (a, b))
@@ -203,11 +203,11 @@ def test_narrow_types_are_rounded_once(dtype, longest, eps):
 
     def results(x, dy):
         matrices = Matrices(x, r, c, eps)
-        made = launch.forward(matrices, 3, True, x.dtype, longest=longest)
-        return *made[:3], *launch.backward(dy, *upstream, matrices, *made[3:], longest=longest)
+        outputs = launch.forward(matrices, 3, True, x.dtype, longest=longest)
+        return *outputs[:3], *launch.backward(dy, *upstream, matrices, *outputs[3:], longest=longest)
 
-    found, wide = results(x, dy), results(x.float(), dy.float())
-    assert_equal(found, [b.to(a.dtype) for a, b in zip(found, wide, strict=True)])
+    narrow, wide = results(x, dy), results(x.float(), dy.float())
+    assert_equal(narrow, [b.to(a.dtype) for a, b in zip(narrow, wide, strict=True)])
 
 
 @pytest.mark.parametrize(

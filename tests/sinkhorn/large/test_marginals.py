@@ -33,8 +33,8 @@ def results(function, x, given, dtype, dy, **options):
     return values_and_gradients(of, [t.to(dtype) for t in (x, *given.values())], [dy])
 
 
-def assert_near(found, true, tolerance):
-    for a, b in zip(found, true, strict=True):
+def assert_near(tensors, true, tolerance):
+    for a, b in zip(tensors, true, strict=True):
         # of lines that are alone the gradient is zero
         assert (a.double() - b).abs().max() <= tolerance * b.abs().max().clamp(min=0.1)
 
@@ -43,9 +43,9 @@ def assert_as_reference(x, given, dtype, tolerance, meant=None, **options):
     """What sinkhorn makes of these marginals is what the specification makes of them, or of `meant`."""
     dy = randn(*x.shape, seed=1, dtype=torch.float64)
     true = results(reference.sinkhorn, x, meant or given, torch.float64, dy, **options)
-    found = results(sinkhorn, x, given, dtype, dy, **options)
-    assert all(t.isfinite().all() for t in found)
-    assert_near(found, true, tolerance)
+    ours = results(sinkhorn, x, given, dtype, dy, **options)
+    assert all(t.isfinite().all() for t in ours)
+    assert_near(ours, true, tolerance)
 
 
 @pytest.mark.parametrize(
@@ -73,13 +73,13 @@ def test_a_matrix_of_some_lengths_is_a_matrix_of_that_size(n, m, sides, first):
     for k in range(3):
         x[k, rows[k] :], x[k, :, columns[k] :] = torch.nan, torch.inf
     options = {"n_iters": 4, "first": first}
-    found = results(sinkhorn, x, given, torch.float64, dy, row_lengths=rows, col_lengths=columns, **options)
+    ours = results(sinkhorn, x, given, torch.float64, dy, row_lengths=rows, col_lengths=columns, **options)
     for k in range(3):
         inside = slice(0, int(rows[k])), slice(0, int(columns[k]))
         own = {name: t[k][inside[name == "log_col_marginals"]] for name, t in given.items()}
         true = results(reference.sinkhorn, x[k][inside], own, torch.float64, dy[k][inside], **options)
-        assert_near([t[k][inside] for t in found[:2]], true[:2], 1e-12)
-        for t in found[:2]:
+        assert_near([t[k][inside] for t in ours[:2]], true[:2], 1e-12)
+        for t in ours[:2]:
             assert t[k, rows[k] :].eq(0).all()
             assert t[k, :, columns[k] :].eq(0).all()
 
@@ -140,13 +140,13 @@ def test_potentials_and_their_gradients(n, m, first):
         return sinkhorn_potentials(x, 3, first=first, temperature=2.0, **given)
 
     tensors = x, *given.values()
-    found = values_and_gradients(potentials, tensors, upstream)
+    ours = values_and_gradients(potentials, tensors, upstream)
     true = values_and_gradients(
         lambda x, r, c: reference.potentials(x / 2, 3, r, c, first=first), tensors, upstream
     )
-    assert_near(found, true, 1e-11)
+    assert_near(ours, true, 1e-11)
     p = sinkhorn(x, 3, form="log", first=first, temperature=2.0, **given)
-    f, g = found[:2]
+    f, g = ours[:2]
     torch.testing.assert_close((x / 2 + f.unsqueeze(-1) + g.unsqueeze(-2)).exp(), p)
 
 
@@ -177,10 +177,10 @@ def test_optimal_transport_of_pot():
     r, c = given["log_row_marginals"][0], given["log_col_marginals"]
     for n_iters in (1, 7):
         plan = ot.bregman.sinkhorn_log(r.exp(), c.exp(), -x, 0.3, numItermax=n_iters, stopThr=0, warn=False)
-        found = sinkhorn(
+        p = sinkhorn(
             x, n_iters, form="log", first="cols", temperature=0.3, log_row_marginals=r, log_col_marginals=c
         )
-        torch.testing.assert_close(found, plan, rtol=0, atol=1e-12)
+        torch.testing.assert_close(p, plan, rtol=0, atol=1e-12)
 
 
 INF = torch.inf
@@ -261,11 +261,11 @@ def test_any_mass_of_p_and_of_gradients(implementation, first, scale):
     moved = {name: t + scale for name, t in given.items()}
     dy = randn(*x.shape, seed=1, dtype=torch.float64)
     true = results(reference.sinkhorn, x, given, torch.float64, dy, n_iters=4, first=first)
-    found = results(sinkhorn, x, moved, torch.float32, dy, n_iters=4, first=first)
-    assert all(t.isfinite().all() for t in found)
+    ours = results(sinkhorn, x, moved, torch.float32, dy, n_iters=4, first=first)
+    assert all(t.isfinite().all() for t in ours)
     if scale > -90:
         # marginals near 90 are rounded by 4e-6
-        assert_near([t.double() * math.exp(-scale) for t in found], true, 2e-5)
+        assert_near([t.double() * math.exp(-scale) for t in ours], true, 2e-5)
 
     def of_potentials(given, dtype):
         leaves = [t.to(dtype).requires_grad_() for t in (x, *given.values())]
@@ -293,12 +293,12 @@ def test_a_matrix_without_mass_is_zero(implementation, sides, first):
     for t in given.values():
         t[0] = -INF
     dy = randn(*x.shape, seed=1, dtype=torch.float64)
-    found = results(sinkhorn, x, given, torch.float32, dy, n_iters=3, first=first)
-    for t in found:
+    ours = results(sinkhorn, x, given, torch.float32, dy, n_iters=3, first=first)
+    for t in ours:
         assert t[0].eq(0).all()
     alone = {name: t[1] for name, t in given.items()}
     true = results(reference.sinkhorn, x[1], alone, torch.float64, dy[1], n_iters=3, first=first)
-    assert_near([t[1] for t in found], true, 2e-6)
+    assert_near([t[1] for t in ours], true, 2e-6)
 
 
 def test_distributed_tensors_are_refused_in_a_sentence(mesh):

@@ -15,8 +15,8 @@ FLOAT64 = torch.float64
 def superglue(scores, bin_score, iters):
     """transformers' function of that name."""
     reason = "the oracle extra brings it: transformers==5.23.0"
-    found = pytest.importorskip("transformers.models.superglue.modeling_superglue", reason=reason)
-    return found.log_optimal_transport(scores, bin_score, iters)
+    module = pytest.importorskip("transformers.models.superglue.modeling_superglue", reason=reason)
+    return module.log_optimal_transport(scores, bin_score, iters)
 
 
 @pytest.mark.parametrize("bins", [(), (1, 1), (2, 1, 1)])
@@ -27,11 +27,11 @@ def superglue(scores, bin_score, iters):
 def test_superglue(n, m, iters, bins):
     scores, upstream = randn(2, n, m, dtype=FLOAT64, scale=3), randn(2, n + 1, m + 1, seed=1, dtype=FLOAT64)
     bin_score = randn(*bins, seed=2, dtype=FLOAT64)
-    found, true = (
+    ours, true = (
         values_and_gradients(of, [scores, bin_score], [upstream], iters=iters)
         for of in (log_optimal_transport, superglue)
     )
-    for a, b in zip(found, true, strict=True):
+    for a, b in zip(ours, true, strict=True):
         assert a.shape == b.shape
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
@@ -52,10 +52,10 @@ def test_superglue_in_float32_errs_as_it_does():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_superglue_keeps_narrow_types(dtype):
-    found = log_optimal_transport(randn(2, 5, 7, dtype=dtype), torch.ones((), dtype=dtype), 3)
+    narrow = log_optimal_transport(randn(2, 5, 7, dtype=dtype), torch.ones((), dtype=dtype), 3)
     wide = log_optimal_transport(randn(2, 5, 7, dtype=dtype).float(), torch.ones(()), 3)
-    assert found.dtype == dtype
-    torch.testing.assert_close(found, wide.to(dtype), rtol=0, atol=0)
+    assert narrow.dtype == dtype
+    torch.testing.assert_close(narrow, wide.to(dtype), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def dino(teacher_output, teacher_temp, n_iterations):
 @pytest.mark.parametrize("n_iterations", [1, 3])
 def test_dino(n, k, n_iterations):
     x = randn(n, k, dtype=FLOAT64, scale=0.5).requires_grad_()
-    found = sinkhorn_knopp_teacher(x, 0.07, n_iterations)
-    assert not found.requires_grad
-    torch.testing.assert_close(found, dino(x.detach(), 0.07, n_iterations), rtol=0, atol=1e-12)
+    targets = sinkhorn_knopp_teacher(x, 0.07, n_iterations)
+    assert not targets.requires_grad
+    torch.testing.assert_close(targets, dino(x.detach(), 0.07, n_iterations), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -97,9 +97,9 @@ def test_dino_s_exponentials_do_not_overflow(dtype):
     """exp(x / 0.04) is infinite from 3.5 on in float32, and not in float64."""
     x = (6 * randn(40, 300)).to(dtype)
     assert dino(x.float(), 0.04, 3).isnan().any()
-    found = sinkhorn_knopp_teacher(x, 0.04)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, dino(x.double(), 0.04, 3).float(), rtol=0, atol=2e-5)
+    targets = sinkhorn_knopp_teacher(x, 0.04)
+    assert targets.dtype == torch.float32
+    torch.testing.assert_close(targets, dino(x.double(), 0.04, 3).float(), rtol=0, atol=2e-5)
 
 
 def megatron(logits, tolerance=1e-4):
@@ -121,11 +121,11 @@ def test_a_router_needs_as_many_iterations(scale, most, experts):
     x = scale * randn(1024, experts, dtype=FLOAT64)
     true, count = megatron(x)
     assert count <= most
-    found = sinkhorn_router(x, count)
-    assert (found - true).abs().max() <= 2e-6 * true.abs().max()
+    scores = sinkhorn_router(x, count)
+    assert (scores - true).abs().max() <= 2e-6 * true.abs().max()
     if count > 1:
         early = sinkhorn_router(x, 1)
-        assert (early - true).abs().max() > (found - true).abs().max()
+        assert (early - true).abs().max() > (scores - true).abs().max()
 
 
 def test_a_router_reads_narrow_logits():
