@@ -84,10 +84,10 @@ def test_a_function_that_computes_something_else_is_left_out(monkeypatch, row, t
 def test_installed_peers_compute_their_definition(name):
     x, dy = tasks.make_inputs(replace(TINY, device="cuda"), 4096)
     try:
-        found = tasks.errors(peers.load(name), tasks.CHECKED_SCALE * x, dy)
+        errors = tasks.errors(peers.load(name), tasks.CHECKED_SCALE * x, dy)
     except ImportError as error:
         pytest.skip(str(error))
-    assert found["error"] < tasks.BOUNDS["float32"][0]
+    assert errors["error"] < tasks.BOUNDS["float32"][0]
 
 
 @pytest.mark.gpu

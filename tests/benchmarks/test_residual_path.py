@@ -30,9 +30,9 @@ def example(operation: str) -> tuple[torch.Tensor, ...]:
 def test_a_result_of_nan_is_no_small_error(place):
     """The maximum of floats passed over one that was not the first."""
     exact = torch.ones(2, 3, dtype=torch.float64)
-    found = [exact, exact]
-    found[place] = exact * math.nan
-    assert math.isnan(tasks.distance(tuple(found), (exact, exact)))
+    outputs = [exact, exact]
+    outputs[place] = exact * math.nan
+    assert math.isnan(tasks.distance(tuple(outputs), (exact, exact)))
 
 
 @pytest.mark.parametrize(("name", "operation"), EVERY)
@@ -40,13 +40,13 @@ def test_a_peer_s_formula_is_ours_in_its_layout(name, operation):
     """With another order, another orientation of comb or other columns of fn it would be far off."""
     inputs = [t.double() for t in example(operation)]
     given = peers.PEERS[name].adapters[operation].given(*inputs)
-    found = peers.definition_of(name, operation)(*(t.double() for t in given))
+    theirs = peers.definition_of(name, operation)(*(t.double() for t in given))
     # Liger makes comb as we do, and uses its transpose
     order = {"comb_order": "oi"} if name == "Liger" and "site" in operation else {}
     ours = OPERATIONS[operation].specification(*inputs, **order)
     # rounded coefficients; Sinkhorn without eps
     near = {"Megatron-LM": 2e-2, "TransformerEngine": 2e-3}.get(name, 1e-5)
-    for a, b in zip(RENAMED.get((name, operation), lambda *r: r)(*found), ours, strict=True):
+    for a, b in zip(RENAMED.get((name, operation), lambda *r: r)(*theirs), ours, strict=True):
         is_turned = name == "TransformerEngine" and b.shape == (TOKENS, 4, COLUMNS)
         torch.testing.assert_close((a.mT if is_turned else a).reshape(b.shape), b, rtol=near, atol=near)
 
@@ -83,8 +83,8 @@ def test_another_function_has_a_large_error(monkeypatch):
     other = replace(peers.PEERS[peers.EAGER], load=lambda operation: wrong)
     monkeypatch.setitem(peers.PEERS, peers.EAGER, other)
     case = tasks.Case(tasks.Job(peers.EAGER, "hc_post", (), device="cpu"), TOKENS, COLUMNS)
-    found = tasks.errors(case)
-    assert min(found["forward"]["error"], found["backward"]["error"]) > 0.1
+    errors = tasks.errors(case)
+    assert min(errors["forward"]["error"], errors["backward"]["error"]) > 0.1
 
 
 def test_only_tested_tokens_have_an_upstream_gradient(monkeypatch):
@@ -136,13 +136,13 @@ def test_every_peer_has_each_operation_or_a_reason():
 def test_the_plan_of_a_run():
     every = tasks.NAMES
     options = bench.make_parser().parse_args(["residual_path"])
-    found = [job for wave in tasks.waves(options) for job in wave]
-    assert len(found) == len({job.title for job in found})
-    assert len({j.title for j in found if j.function == "Megatron-LM" and j.operation == "site"}) == 2
-    assert {job.function for job in found} == set(every)
-    (job,) = (j for j in found if (j.operation, j.function) == ("site", "TileKernels"))
+    plan = [job for wave in tasks.waves(options) for job in wave]
+    assert len(plan) == len({job.title for job in plan})
+    assert len({j.title for j in plan if j.function == "Megatron-LM" and j.operation == "site"}) == 2
+    assert {job.function for job in plan} == set(every)
+    (job,) = (j for j in plan if (j.operation, j.function) == ("site", "TileKernels"))
     assert job.shapes == ((8192, 4096), (8192, 7168))
-    (job,) = (j for j in found if (j.operation, j.function) == ("boundary", peers.PARTS))
+    (job,) = (j for j in plan if (j.operation, j.function) == ("boundary", peers.PARTS))
     assert [tokens for tokens, _ in job.shapes] == [8192, 8192]
 
 

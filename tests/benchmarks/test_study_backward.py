@@ -30,5 +30,5 @@ def test_the_page_has_the_errors_of_today(n, n_iters, method):
         x = study.logits_of(name, n)
         dy = study.make_cotangents(x)
         p, expected = study.truth(x, dy, n_iters)
-        found = float(study.relative(study.METHODS[method](x, p.float(), dy, n_iters), expected).median())
-        assert before / 4 <= found <= 4 * before, f"{name}: {found:.0e}, the page has {before:.0e}"
+        error = float(study.relative(study.METHODS[method](x, p.float(), dy, n_iters), expected).median())
+        assert before / 4 <= error <= 4 * before, f"{name}: {error:.0e}, the page has {before:.0e}"

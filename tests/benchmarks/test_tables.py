@@ -33,10 +33,10 @@ def test_both_passes_of_dot_compress_are_timed(name, small):
 
 def test_the_floor_of_dot_compress_is_the_faster_copy(small, monkeypatch):
     """In all columns: a copy of gigabytes in a graph is another operation."""
-    found = {"us": 20.0, "us_queued": 18.0, "us_graph": 30.0}
-    monkeypatch.setattr(dot_compress, "times", lambda make, device: found)
+    times = {"us": 20.0, "us_queued": 18.0, "us_graph": 30.0}
+    monkeypatch.setattr(dot_compress, "times", lambda make, device: times)
     forward, _ = measured(dot_compress.Job("copy", 2, "cpu"))
-    assert {k: forward[k] for k in found} == dict.fromkeys(found, 20.0)
+    assert {k: forward[k] for k in times} == dict.fromkeys(times, 20.0)
     source = dot_compress.copy(dot_compress.Job("copy", 2, "cpu"), "backward").args[0]
     # x, dx and y, dy twice and out's gradient, read or written once each
     assert source.numel() * 2 == 2 * 2 * 16 * (2 * 256 + 3 * 64)
@@ -97,8 +97,8 @@ def test_what_the_gpu_s_timers_are_given(monkeypatch):
     monkeypatch.setattr(timing, "queued", lambda run: (asked.append("queue"), (run() + 1, 0, 0))[1])
     monkeypatch.setattr(timing, "ready", lambda make: (asked.append("ready"), (make(), None))[1])
     monkeypatch.setattr(dot_compress, "captured", lambda run, stream: lambda: run() + 2)
-    found = dot_compress.times(lambda: lambda: 5, torch.device("cuda"))
-    assert found == {"us": 5, "us_queued": 6, "us_graph": 7}
+    times = dot_compress.times(lambda: lambda: 5, torch.device("cuda"))
+    assert times == {"us": 5, "us_queued": 6, "us_graph": 7}
     assert asked == ["wait", "queue", "ready", "wait"]
 
 

@@ -41,11 +41,11 @@ def test_timers_of_a_gpu_agree_on_a_copy_that_no_cache_holds():
     def copy():
         return target.copy_(source)
 
-    found = {
+    times = {
         "queued": timing.queued(copy)[0],
         "graph": timing.graph(lambda: copy, 5.0)[0],
         "eager": timing.eager(copy, source.device, 5.0)[0],
         "cold cache": parts.sampler(copy, 2 * source.nbytes)(),
         "in a graph": parts.in_a_graph(copy)(),
     }
-    assert max(found.values()) < 2 * min(found.values()), found
+    assert max(times.values()) < 2 * min(times.values()), times

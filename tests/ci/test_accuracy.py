@@ -95,10 +95,10 @@ def test_a_matrix_unit_that_truncates_is_right():
     """Over all five elements the lean of dx is 1.3 times what independent roundings leave."""
     workload = WORKLOADS["dot_precise"]
     inputs = DOT_COMPRESS.inputs(workload, EVERY_STEP)
-    found = operator_of(workload).vendors["nvidia"](workload, *inputs)
+    modelled = operator_of(workload).vendors["nvidia"](workload, *inputs)
     truths = DOT_COMPRESS.truths(workload, *inputs)
-    assert not any(truths[name].judge(t).reasons for name, t in found.items())
-    dx = truths["dx"].judge(found["dx"])
+    assert not any(truths[name].judge(t).reasons for name, t in modelled.items())
+    dx = truths["dx"].judge(modelled["dx"])
     assert -dx.bias > dx.bias_limit - truths["dx"].systematic
 
 
@@ -177,10 +177,10 @@ def test_gaps_count_units_in_the_last_place():
     a = torch.rand(5, 4, 4) + 1
     b = a.clone()
     b.view(torch.int32)[2] += 3
-    found = gate.gap("P", a, b)
-    assert found["largest_ulps"] == 3
-    assert found["mean_ulps"] == pytest.approx(3 / 5)
-    assert gate.gap("P", a, a) == dict.fromkeys(found, 0.0)
+    gap = gate.gap("P", a, b)
+    assert gap["largest_ulps"] == 3
+    assert gap["mean_ulps"] == pytest.approx(3 / 5)
+    assert gate.gap("P", a, a) == dict.fromkeys(gap, 0.0)
 
 
 @pytest.mark.parametrize("judged", [1, 2, 3, 4, 8, 51])
@@ -219,7 +219,7 @@ def altered(monkeypatch, change, of="P", steps=STEPS, large=False):
     operator = OPERATORS["sinkhorn"]
 
     def broken(workload, *inputs):
-        found = []
+        spoiled = []
         for candidate in operator.candidates(workload, *inputs):
             calls = itertools.count()
 
@@ -227,16 +227,16 @@ def altered(monkeypatch, change, of="P", steps=STEPS, large=False):
                 result = candidate.run(x, dy)
                 return change(next(calls), x, result) if candidate.of == of else result
 
-            found.append(dataclasses.replace(candidate, run=run))
-        return found
+            spoiled.append(dataclasses.replace(candidate, run=run))
+        return spoiled
 
     monkeypatch.setitem(OPERATORS, "sinkhorn", dataclasses.replace(operator, candidates=broken))
     monkeypatch.setattr(runs, "RERUN_SECONDS", 0.02)
     return accuracy.judge("tail_5x3", "cpu", steps, large)
 
 
-@pytest.mark.parametrize(("elements", "found"), [(100, False), (130, True)])
-def test_programs_whose_number_wraps_are_found_in_a_large_batch(monkeypatch, elements, found):
+@pytest.mark.parametrize(("elements", "wraps"), [(100, False), (130, True)])
+def test_programs_whose_number_wraps_are_found_in_a_large_batch(monkeypatch, elements, wraps):
     """50 programs of 2 matrices for 65,536 of 32: the batch of a row has fewer than wrap."""
 
     def wrapped(call, x, y):
@@ -246,7 +246,7 @@ def test_programs_whose_number_wraps_are_found_in_a_large_batch(monkeypatch, ele
     record = altered(monkeypatch, wrapped, steps=1 << 12, large=True)
     assert record["batch"] == elements
     assert record["judged"] < 50
-    assert [r["reproducible"]["position"] for r in record["results"]] == [not found, True]
+    assert [r["reproducible"]["position"] for r in record["results"]] == [not wraps, True]
 
 
 def test_a_large_batch_has_more_than_65535_programs():
@@ -274,9 +274,9 @@ def test_bits_that_depend_on_the_config_are_found():
     right = [result("one", name, "a") for name in ("mixes", "dx", "mixes", "dx")]
     right += [result("other", "mixes", "b"), *(result("one", "dfn", digest) for digest in "ab")]
     assert accuracy.by_config(of, right) == []
-    found = accuracy.by_config(of, [*right, result("one", "dx", "b")])
-    assert found == ["one: dx"]
-    record = {"results": [], "bits_by_config": found}
+    differing = accuracy.by_config(of, [*right, result("one", "dx", "b")])
+    assert differing == ["one: dx"]
+    record = {"results": [], "bits_by_config": differing}
     assert accuracy.failures(record) == ["one: dx has other bits with other configs"]
 
 
@@ -303,9 +303,9 @@ def test_wrong_values_are_said_with_their_place(monkeypatch):
     (sentence, *_) = accuracy.failures(record)
     assert "eager (CPU): P is beyond the limit of worst" in sentence
     assert re.search(r"element \(\d+, 4, 2\) is [\d.e-]+, expected [\d.e-]+", sentence)
-    (found,) = [r for r in record["results"] if r["of"] == "P"]
-    assert not found["reproducible"]["split"]
-    found |= {"passes": True, "reproducible": {"again": True, "split": False}}
+    (of_p,) = [r for r in record["results"] if r["of"] == "P"]
+    assert not of_p["reproducible"]["split"]
+    of_p |= {"passes": True, "reproducible": {"again": True, "split": False}}
     assert accuracy.failures(record) == ["eager (CPU): P has other bits: split"]
 
 
@@ -353,13 +353,13 @@ def test_both_solvers_are_tested_for_every_system(name):
     """The implicit bodies, interpreted; the one that sinkhorn would take is what a call runs."""
     workload, p, dy, truths = ground(name)
     few = slice(0, 6)
-    found = of_kernels(SINKHORN, workload, DEVICES["h200"], 6)
-    assert {(c.of, c.kernel.rsplit("_", 1)[1]) for c in found} == {(of, JUDGED[of][1]) for of in truths}
+    tested = of_kernels(SINKHORN, workload, DEVICES["h200"], 6)
+    assert {(c.of, c.kernel.rsplit("_", 1)[1]) for c in tested} == {(of, JUDGED[of][1]) for of in truths}
     solver = solver_for("auto", workload.n, workload.m)
-    assert [(c.kernel, c.of) for c in found if c.served] == [
+    assert [(c.kernel, c.of) for c in tested if c.served] == [
         (f"sinkhorn_implicit_{solver}", f"implicit dX ({solver})")
     ]
-    for candidate in found:
+    for candidate in tested:
         truth = truths[candidate.of]
         whole = truth.exact.clone()
         whole[few] = candidate.run(p[few], dy[few]).double()
@@ -383,8 +383,8 @@ def test_gates_of_sides_that_share_a_call_are_both_tested():
     calls = [call for kernel, call in kernel_calls(workload) if kernel == "linear_attention_gates"]
     assert len(calls) == 2
     assert calls[0] == calls[1]
-    found = of_kernels(LINEAR_ATTENTION, workload, DEVICES["h200"], 4)
-    assert [c.of for c in found if c.kernel == "linear_attention_gates"] == [
+    tested = of_kernels(LINEAR_ATTENTION, workload, DEVICES["h200"], 4)
+    assert [c.of for c in tested if c.kernel == "linear_attention_gates"] == [
         "dgk", "dg", "dg_gamma", "dgv", "dg", "dg_gamma",
     ]  # fmt: skip
 
@@ -571,9 +571,9 @@ RESULTS = ROOT / "docs" / "dev" / "results.md"
 def test_the_page_of_results_counts_every_implementation_in_rows_that_are_renewed(key):
     text = RESULTS.read_text()
     (row,) = re.findall(rf"^\| `{key}` \| \d+ in .*$", text, re.M)
-    found = list(map(len, (OPERATORS[key].good, OPERATORS[key].on_many)))
+    expected = list(map(len, (OPERATORS[key].good, OPERATORS[key].on_many)))
     counts = [int(n) for n in re.findall(r"\| (\d+) in [\d,]+ \|", row)]
-    assert counts == found, "docs/dev/results.md is old: run `make attack WHAT=tables`"
+    assert counts == expected, "docs/dev/results.md is old: run `make attack WHAT=tables`"
     assert faults.with_row(text, key, ["1 in 1"]) == text.replace(row, f"| `{key}` | 1 in 1 |")
 
 
@@ -595,11 +595,11 @@ def test_the_tables_of_faults_name_every_row():
 def test_the_repository_keeps_a_line_a_result_without_samples(artefact):
     data = json.loads(artefact.read_text())
     written = kept.text(data)
-    found = json.loads(written)
+    shortened = json.loads(written)
     results = [r for w in data["workloads"].values() for r in w["results"]]
     assert sum(line.startswith('{"kernel"') for line in written.splitlines()) == len(results)
     assert any("sample" in r for r in results)
-    for name, record in found["workloads"].items():
+    for name, record in shortened["workloads"].items():
         for short, full in zip(record["results"], data["workloads"][name]["results"], strict=True):
             assert short.keys() == full.keys() - {"sample"}
             assert short["worst"] == pytest.approx(full["worst"], rel=1e-4)
@@ -621,9 +621,9 @@ def test_a_run_takes_the_place_of_what_it_reached_with_what_it_ran_with(tmp_path
     monkeypatch.setattr(sys, "argv", ["kept", *map(str, paths)])
     # of the one that it did not reach
     assert kept.main() == 1
-    found = json.loads(paths[1].read_text())
-    assert found["commit"] == "a"
-    records = found["workloads"].items()
+    merged = json.loads(paths[1].read_text())
+    assert merged["commit"] == "a"
+    records = merged["workloads"].items()
     assert {name: (r["results"], r.get("run", {}).get("commit")) for name, r in records} == {
         "one": ([1], None), "two": ([4], "b"), "three": ([3], None), "four": ([5], "b"),
     }  # fmt: skip

@@ -74,14 +74,14 @@ def test_functions_are_within_one_unit_and_monotone_bounds_hold(variant):
     functions = arithmetic.Functions(variant)
     x = np.concatenate([RANDOM.uniform(-30, 30, 5000), 2.0 ** np.arange(-20, 20)]).astype(F32)
     positive = np.abs(x) + F32(2.0**-20)
-    for found, exact in (
+    for rounded, exact in (
         (functions.exp(np.clip(x, -99, 99)), np.exp2(np.clip(x, -99, 99).astype(float))),
         (functions.log(positive), np.log2(positive.astype(float))),
         (functions.rcp(positive), 1 / positive.astype(float)),
         (functions.sqrt(positive), np.sqrt(positive.astype(float))),
     ):
         unit = np.spacing(np.abs(exact).astype(F32)).astype(float)
-        error = (found.astype(float) - exact) / unit
+        error = (rounded.astype(float) - exact) / unit
         assert np.abs(error).max() <= 1
         if variant in ("above", "below"):
             assert (error * (1 if variant == "above" else -1)).min() >= 0
@@ -117,8 +117,8 @@ def test_bfloat16_rounds_to_even():
     bits[:1000] = (bits[:1000] & ~U32(0xFFFF)) | U32(0x8000)  # ties
     x = bits.view(F32)
     expected = torch.from_numpy(x.copy()).bfloat16()
-    found = torch.from_numpy(arithmetic.from_bfloat16(arithmetic.bfloat16(x)).copy())
-    assert torch.equal(found.nan_to_num(7.0), expected.float().nan_to_num(7.0))
+    rounded = torch.from_numpy(arithmetic.from_bfloat16(arithmetic.bfloat16(x)).copy())
+    assert torch.equal(rounded.nan_to_num(7.0), expected.float().nan_to_num(7.0))
 
 
 def test_ldexp_rounds_once():
@@ -232,8 +232,8 @@ def test_a_division_is_rounded_correctly(upper, lower):
     a = RANDOM.uniform(1, 2, 64).astype(F32) * F32(2.0**upper)
     b = RANDOM.uniform(1, 2, 64).astype(F32) * F32(2.0**lower)
     load = "buffer_load_dword v2, v1, s[4:7], 0 offen\nbuffer_load_dword v3, v1, s[4:7], 0 offen offset:256\n"
-    found = run(load + "s_waitcnt vmcnt(0)\n" + body + STORE.format("v2"), np.concatenate([a, b]).view(U32))
-    assert same(found[:64].view(F32), (a.astype(float) / b).astype(F32))
+    ratios = run(load + "s_waitcnt vmcnt(0)\n" + body + STORE.format("v2"), np.concatenate([a, b]).view(U32))
+    assert same(ratios[:64].view(F32), (a.astype(float) / b).astype(F32))
 
 
 def test_classes_of_float32():
@@ -304,8 +304,8 @@ def test_dpp_against_the_isa(control):
 def test_row_broadcasts():
     line = "v_mov_b32_dpp v0, v1 row_bcast:{} row_mask:{} bank_mask:0xf"
     for last, rows, expected in ((15, "0xa", [7, 15, 7, 47]), (31, "0xc", [7, 7, 31, 31])):
-        found = result(line.format(last, rows), v0=U32(7), v1=LANE)
-        assert found.tolist() == np.repeat(expected, 16).tolist()
+        moved = result(line.format(last, rows), v0=U32(7), v1=LANE)
+        assert moved.tolist() == np.repeat(expected, 16).tolist()
 
 
 def test_dpp_reads_zero_from_inactive_lanes():
@@ -327,8 +327,8 @@ def test_permlane_swaps(size, first, second):
 def test_bpermute_reads_zero_from_inactive_lanes():
     active = LANE != 63
     given = {"v0": U32(9), "v1": (63 - LANE) * U32(4), "v2": LANE + U32(1)}
-    found = result("ds_bpermute_b32 v0, v1, v2", **given, active=active)
-    assert found.tolist() == [0, *range(63, 1, -1), 9]
+    moved = result("ds_bpermute_b32 v0, v1, v2", **given, active=active)
+    assert moved.tolist() == [0, *range(63, 1, -1), 9]
 
 
 def test_lanes_read_and_written():
@@ -387,8 +387,8 @@ STORE = "buffer_store_dword {}, v1, s[4:7], 0 offen"
 
 def test_masks_are_range_checks():
     body = "v_bfrev_b32_e32 v3, 1\nv_cmp_gt_u32_e32 vcc, 10, v0\ns_nop 1\nv_cndmask_b32_e32 v1, v3, v1, vcc\n"
-    found = run(body + "v_mov_b32_e32 v2, 0\n" + STORE.format("v2"), WORDS[:64])
-    assert found.tolist() == [0] * 10 + list(range(11, 65))
+    words = run(body + "v_mov_b32_e32 v2, 0\n" + STORE.format("v2"), WORDS[:64])
+    assert words.tolist() == [0] * 10 + list(range(11, 65))
 
 
 @pytest.mark.parametrize(("kind", "body", "options"), [
@@ -445,9 +445,9 @@ def test_masks_are_range_checks():
     ("", "buffer_store_dword v0, v1, s[4:7], 0 offen offset:448", {}),
 ])  # fmt: skip
 def test_a_fault_is_found_and_what_is_right_is_not(kind, body, options):
-    with pytest.raises(Finding) if kind else contextlib.nullcontext() as found:
+    with pytest.raises(Finding) if kind else contextlib.nullcontext() as raised:
         run(body, **{"content": WORDS, **options})
-    assert not kind or found.value.kind == kind, str(found.value)
+    assert not kind or raised.value.kind == kind, str(raised.value)
 
 
 def test_a_dword_of_two_halfwords_begins_at_either():
@@ -499,8 +499,8 @@ def test_waves_that_meet_without_a_barrier_depend_on_their_order():
         buffer_store_dword v2, v1, s[4:7], 0 offen
     .Lend:
     """
-    found = [run(body, WORDS[:128], waves=2, model=Model(order=o)).tolist() for o in ("first", "last")]
-    assert found[0] != found[1]
+    by_order = [run(body, WORDS[:128], waves=2, model=Model(order=o)).tolist() for o in ("first", "last")]
+    assert by_order[0] != by_order[1]
 
 
 def test_workgroups_branches_and_scratch():
@@ -517,8 +517,8 @@ def test_workgroups_branches_and_scratch():
         s_cbranch_scc1 .Lagain
         buffer_store_dword v2, v1, s[4:7], 0 offen
     """
-    found = run(body, WORDS[:192], grid=3, scratch=16).reshape(3, 64)
-    assert found.tolist() == [[lane + 1 + group for lane in range(64)] for group in range(3)]
+    words = run(body, WORDS[:192], grid=3, scratch=16).reshape(3, 64)
+    assert words.tolist() == [[lane + 1 + group for lane in range(64)] for group in range(3)]
 
 
 # ------------------------------------------------------------------------------------------------ launches

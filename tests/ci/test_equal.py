@@ -64,8 +64,8 @@ def test_a_result_that_is_one_number_everywhere_is_no_evidence():
         mock.patch.object(rows, "device_of", return_value=None),
         mock.patch.object(rows, "of_workload", return_value=iter(made)),
     ):
-        found, failed, _ = rows.of_part(None, "w", True, Path())
-    assert found == made
+        recorded, failed, _ = rows.of_part(None, "w", True, Path())
+    assert recorded == made
     assert [sentence[:24] for sentence in failed] == ["w: u is one number every"]
 
 
@@ -129,12 +129,12 @@ def test_a_config_does_not_see_what_another_wrote_over_and_all_that_it_wrote_is_
 def test_every_stored_config_and_the_default_are_run_in_the_calls_they_are_stored_for():
     for key, name in (("h200", "hc_pre_forward"), ("mi350", "sinkhorn_forward")):
         device, kernel = DEVICES[key], KERNELS[name]
-        found = stored.choices(name, device)
+        choices = stored.choices(name, device)
         entries = [e for folder in store.folders() for e in store.read(folder, key, name)]
         assert {(e.key, e.config, e.variant) for e in entries} <= {
-            (call, c.config, c.variant) for call, configs in found.items() for c in configs
+            (call, c.config, c.variant) for call, configs in choices.items() for c in configs
         }
-        for call, configs in found.items():
+        for call, configs in choices.items():
             assert configs[0] == default_choice(kernel, kernel.call.of(call), device)
             assert len({(c.config, c.variant) for c in configs}) == len(configs)
 
@@ -162,9 +162,9 @@ def test_configs_whose_parts_or_blocks_are_others_are_not_compared():
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda p: p.stem)
 def test_committed_results_are_equal_and_say_what_is_emulated(path):
-    found = {p.stem: compare.read(p) for p in COMMITTED}
-    assert compare.differences({key: results for key, (_, results) in found.items()}) == []
-    about, results = found[path.stem]
+    by_device = {p.stem: compare.read(p) for p in COMMITTED}
+    assert compare.differences({key: results for key, (_, results) in by_device.items()}) == []
+    about, results = by_device[path.stem]
     assert about["device"]["emulated"] is (path.stem in ("mi350", "mi300x"))
     assert about["versions"]["triton"].startswith("3.9")
     names = {text.partition(":")[0] for of in table.WORKLOADS.values() for text in of}

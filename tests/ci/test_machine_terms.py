@@ -330,13 +330,13 @@ def terms(*binaries: Binary, before: machine_terms.Terms | None = None) -> machi
 
 
 def test_reading_gives_what_was_written():
-    found = terms(nvidia(), nvidia(job=job("float16")), nvidia(job=job("bfloat16"), spills=2, spill_bytes=8))
-    assert machine_terms.parsed(machine_terms.text(found)) == found
+    saved = terms(nvidia(), nvidia(job=job("float16")), nvidia(job=job("bfloat16"), spills=2, spill_bytes=8))
+    assert machine_terms.parsed(machine_terms.text(saved)) == saved
 
 
-def changed(found: machine_terms.Terms, recorded: machine_terms.Terms) -> list[str]:
+def changed(current: machine_terms.Terms, recorded: machine_terms.Terms) -> list[str]:
     """Lines that came and went, without the names of the files."""
-    lines = machine_terms.difference(recorded, found).splitlines()
+    lines = machine_terms.difference(recorded, current).splitlines()
     return [line for line in lines if re.match(r"[+-](?![+-])", line)]
 
 
@@ -371,16 +371,16 @@ def test_about_the_same_shows_nothing_and_what_is_not_does(count, more, register
 
     recorded = terms(binary(registers, count))
     after = max(count + more, 1)
-    found = terms(binary(registers + more_registers, after), before=recorded)
+    current = terms(binary(registers + more_registers, after), before=recorded)
     same = (
         abs(more_registers) <= machine_terms.REGISTERS and abs(after - count) <= after // machine_terms.SHARE
     )
     # across the smallest count with a slack, the ~ itself comes or goes
     same &= (count < machine_terms.SHARE) == (after < machine_terms.SHARE)
-    assert (changed(found, recorded) == []) == same
+    assert (changed(current, recorded) == []) == same
     # and what is written for it then shows nothing against itself
-    again = terms(binary(registers + more_registers, after), before=found)
-    assert machine_terms.text(again) == machine_terms.text(found)
+    again = terms(binary(registers + more_registers, after), before=current)
+    assert machine_terms.text(again) == machine_terms.text(current)
 
 
 def test_a_part_is_exchanged_for_what_was_compiled():

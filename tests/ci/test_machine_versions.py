@@ -44,10 +44,10 @@ def warps(jobs):
 
 def test_what_no_time_vouches_for_is_compiled(folder):
     """Under 3.9 the entry of 3.6 without one of 3.9; under 3.6 nothing; under 3.7 what 3.9 chose."""
-    found = {v: list(machine_versions.served(folder, "h200", v)) for v in ("3.6", "3.7", "3.9")}
-    compiled = {version: warps(s.job for s in some) for version, some in found.items()}
+    served = {v: list(machine_versions.served(folder, "h200", v)) for v in ("3.6", "3.7", "3.9")}
+    compiled = {version: warps(s.job for s in some) for version, some in served.items()}
     assert compiled == {"3.6": [], "3.7": [2, 4], "3.9": [4]}
-    assert {(s.made, s.job.batch) for s in found["3.9"]} == {("3.6", 4096)}
+    assert {(s.made, s.job.batch) for s in served["3.9"]} == {("3.6", 4096)}
 
 
 def test_a_prediction_vouches_for_nothing(tmp_path):
@@ -122,5 +122,5 @@ def test_folders_are_found_from_wherever_a_process_starts(tmp_path, monkeypatch)
 
 
 def test_the_folders_come_before_what_is_installed(tmp_path):
-    found = Compiler("h200", tmp_path, 1.0, packages=("/an/old/triton", "/an/old/helion")).environment
-    assert found["PYTHONPATH"].startswith("/an/old/triton:/an/old/helion:")
+    environment = Compiler("h200", tmp_path, 1.0, packages=("/an/old/triton", "/an/old/helion")).environment
+    assert environment["PYTHONPATH"].startswith("/an/old/triton:/an/old/helion:")

@@ -34,10 +34,10 @@ X = torch.randn(70, 8, generator=torch.Generator().manual_seed(0))
 
 
 def test_what_is_written_before_a_start_or_read_beyond_an_end_is_found():
-    _, found = runs.in_guarded_memory(candidate(before), [X])
-    assert found == {"inside": False, "inputs": True}
-    result, found = runs.in_guarded_memory(candidate(reads_beyond), [X])
-    assert found == {"inside": True, "inputs": True}
+    _, checks = runs.in_guarded_memory(candidate(before), [X])
+    assert checks == {"inside": False, "inputs": True}
+    result, checks = runs.in_guarded_memory(candidate(reads_beyond), [X])
+    assert checks == {"inside": True, "inputs": True}
     assert result[-1].isnan()
 
 
@@ -60,8 +60,8 @@ def test_dtype_shape_and_strides_of_a_result():
 @pytest.mark.parametrize(("count", "apart"), [(70, wrong.rows_apart), (runs.FEW, wrong.elements_apart)])
 def test_what_takes_numbers_to_be_adjacent_is_found(count, apart):
     adjacent, x = wrong.as_if_contiguous(lambda _, t: 2 * t, apart), X[:count].view(count, 2, 4)
-    found = runs.reproducible(candidate(lambda t: adjacent(None, t)), [x], 2 * x, count)
-    assert [name for name, same in found.items() if not same] == ["strided"]
+    reproduced = runs.reproducible(candidate(lambda t: adjacent(None, t)), [x], 2 * x, count)
+    assert [name for name, same in reproduced.items() if not same] == ["strided"]
     assert all(runs.reproducible(candidate(lambda t: 2 * t), [x], 2 * x, count).values())
 
 

@@ -232,10 +232,10 @@ def test_an_entry_is_generated_as_it_is_launched():
     first = store.entries_of(store.content(path), path)[0]
     program = same_programs.Program("h200", path.stem, "", first.key, first.config, first.variant)
     refused = dataclasses.replace(program, config=(("block_sizes", ()), ("num_warps", 1)))
-    found = same_programs.piece(same_programs.ROOT, {program: {64, 128}, refused: {64}}, [], lambda: None)
-    assert set(found) == {(program, 64), (program, 128), (refused, 64)}
-    assert set(found[refused, 64]) == {"problem"}
-    small, large = found[program, 64], found[program, 128]
+    answers = same_programs.piece(same_programs.ROOT, {program: {64, 128}, refused: {64}}, [], lambda: None)
+    assert set(answers) == {(program, 64), (program, 128), (refused, 64)}
+    assert set(answers[refused, 64]) == {"problem"}
+    small, large = answers[program, 64], answers[program, 128]
     assert small["code"] == large["code"]
     assert "@triton.jit" in small["code"]
     assert "#" not in small["code"]

@@ -88,8 +88,8 @@ def said(caplog):
     ],
 )
 def test_match(vendor, arch, units, name, key):
-    found = match(vendor, arch, units, name)
-    assert (found and found.key) == key
+    matched = match(vendor, arch, units, name)
+    assert (matched and matched.key) == key
 
 
 def test_devices_table():
@@ -233,12 +233,12 @@ def test_a_folder_or_pipe_in_the_place_of_the_file_is_one_warning(make, shipped,
     path = write(shipped, [])
     path.unlink()
     make(path)
-    found = []
+    entries = []
     # whoever opens a pipe waits for its writer
-    reader = threading.Thread(target=lambda: found.append(served()), daemon=True)
+    reader = threading.Thread(target=lambda: entries.append(served()), daemon=True)
     reader.start()
     reader.join(10)
-    assert found == [None]
+    assert entries == [None]
     assert "not a regular file" in said("WARNING")
 
 
@@ -256,8 +256,8 @@ def test_exact_key(shipped):
     others = {"form": "log"}, {"n": 8}, {"dtype": "bfloat16"}, {"iters": 10}
     stored = [FIELDS, *({**FIELDS, **other} for other in others)]
     write(shipped, [entry(fields=fields, config={"num_warps": i}) for i, fields in enumerate(stored)])
-    found = [served(key=store.key_of(fields)).config for fields in stored]
-    assert found == [(("num_warps", i),) for i in range(len(stored))]
+    configs = [served(key=store.key_of(fields)).config for fields in stored]
+    assert configs == [(("num_warps", i),) for i in range(len(stored))]
     for other in ({"first": "cols"}, {"m": 8}):
         assert served(key=store.key_of({**FIELDS, **other})) is None
 
@@ -306,9 +306,9 @@ def test_which_entry_is_found(running, stored, expected, shipped, monkeypatch):
     for name, versions in stored.items():
         write(shipped, [entry(b, **({"triton": v} if v else {})) for b, v in versions.items()], name)
     for name, batches in expected.items():
-        found = {batch: served(batch) for batch in batches}
-        assert {batch: e and e.batch for batch, e in found.items()} == batches
-        assert {e and Path(e.path).parent.name for e in found.values()} == {name}
+        entries = {batch: served(batch) for batch in batches}
+        assert {batch: e and e.batch for batch, e in entries.items()} == batches
+        assert {e and Path(e.path).parent.name for e in entries.values()} == {name}
 
 
 def test_user_s_folder_comes_first(shipped, monkeypatch, tmp_path):

@@ -38,9 +38,9 @@ def test_any_distribution_that_has_triton_is_found(distribution, version, minor,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [str(tmp_path)])
         patch.delitem(sys.modules, "triton", raising=False)
-        found = store.installed_triton(), store.triton_minor(), store.triton_version()
+        versions = store.installed_triton(), store.triton_minor(), store.triton_version()
     store.installed_triton.cache_clear()
-    assert found == (version, minor, numbers)
+    assert versions == (version, minor, numbers)
 
 
 @pytest.fixture
@@ -53,10 +53,10 @@ def running(monkeypatch, fresh_caches):
 def test_pairs_that_add_in_order_are_left_to_later_versions_than_3_8(running, minor, tried):
     """On an H100 3.8 gives matrices of 4 x 4 other bits there if 16 does not divide the batch."""
     running(minor)
-    found = [dict(choice.variant) for choice in candidates(KERNEL, CALL, H100)]
-    assert (IN_ORDER in found) == tried
-    assert IN_ORDER | {"ordered": False} in found
-    assert IN_ORDER | {"paired": False} in found
+    variants = [dict(choice.variant) for choice in candidates(KERNEL, CALL, H100)]
+    assert (IN_ORDER in variants) == tried
+    assert IN_ORDER | {"ordered": False} in variants
+    assert IN_ORDER | {"paired": False} in variants
 
 
 @pytest.mark.parametrize("minor", ["3.6", "3.9"])

@@ -188,5 +188,5 @@ def test_every_config_that_the_tuner_tries_comes_back_as_it_is(tmp_path, device)
             for k, (config, variant) in enumerate(stored)
         ]
         writer.merge(tmp_path, name, device_block(DEVICES[device], device), RUN, entries)
-        found = store.read(tmp_path, device, name)
-        assert [(dict(e.config), dict(e.variant)) for e in found] == [(dict(c), dict(v)) for c, v in stored]
+        reread = store.read(tmp_path, device, name)
+        assert [(dict(e.config), dict(e.variant)) for e in reread] == [(dict(c), dict(v)) for c, v in stored]

@@ -156,8 +156,8 @@ def test_ranking_for_an_mi350_that_is_not_here(tmp_path, monkeypatch):
     tried = [c for c in every if c is every[0] or same(c, choice_of(group, entry))]
     assert len(tried) == 2
     monkeypatch.setattr(compilation, "candidates", lambda *of: tried)
-    (found,) = ranked(tmp_path, "mi350", group, compilation=compilation.Compilation)
-    assert same(found.choice, tried[1])
+    (outcome,) = ranked(tmp_path, "mi350", group, compilation=compilation.Compilation)
+    assert same(outcome.choice, tried[1])
     (new,) = json.loads((tmp_path / "mi350" / "sinkhorn_forward.json").read_text())["entries"]
     old = next(e for e in json.loads((shipped / "mi350" / "sinkhorn_forward.json").read_text())["entries"]
                if store.key_of(e["key"]) == group.call.key and e["key"]["batch"] == 128)  # fmt: skip
@@ -180,10 +180,10 @@ def test_what_another_triton_measured_stays_unless_it_spills_here(tmp_path, evid
     entry = {**stored.entry(131072, *of_old, triton="2.1"), "default_us": 1.0, "err": 0.5}
     run = {**provenance("sinkhorn_forward", evidence, Options("h200", tmp_path)), "triton": "2.1.0"}
     writer.merge(tmp_path, "sinkhorn_forward", device_block(DEVICES["h200"], "test"), run, [entry])
-    (found,) = ranked(tmp_path, "h200", group, compilation=Made(spilling))
+    (outcome,) = ranked(tmp_path, "h200", group, compilation=Made(spilling))
     store.read.cache_clear()
     served = lookup.find(DEVICES["h200"], "sinkhorn_forward", group.call.key, 131072, [tmp_path])
-    (row,) = offline.report([found])
+    (row,) = offline.report([outcome])
     if kept:
         assert (served.triton, served.evidence) == ("2.1", "measured")
         assert row[2] == row[3]
@@ -191,7 +191,7 @@ def test_what_another_triton_measured_stays_unless_it_spills_here(tmp_path, evid
     else:
         assert (served.triton, served.evidence) == (store.triton_minor(), "compiled")
         assert served.config == tuple(sorted(tried[1].config))
-        assert same(found.choice, tried[1])
+        assert same(outcome.choice, tried[1])
         assert row[-1] == "h200/sinkhorn_forward.json"
         # a config that spills predicts nothing
         assert (row[2] == "inf") == bool(spilling)
@@ -231,9 +231,9 @@ def test_a_default_is_stored_only_where_calls_would_get_something_else(
         entry = lookup.find(DEVICES["mi350"], group.kernel, CALL.key, batch, [tmp_path])
         return choice_of(group, entry) if entry else default
 
-    found = rank(*picked)
-    assert sorted(r.batch for r in found) == [*BATCHES]
-    assert sorted(r.batch for r in found if r.path) == [*written]
+    outcomes = rank(*picked)
+    assert sorted(r.batch for r in outcomes) == [*BATCHES]
+    assert sorted(r.batch for r in outcomes if r.path) == [*written]
     store.read.cache_clear()
     assert [e.batch for e in store.read(tmp_path, "mi350", group.kernel)] == [*written]
     for batch in BATCHES:
@@ -265,8 +265,8 @@ def test_a_key_whose_default_does_not_compile_leaves_the_others(tmp_path):
         [WORKLOADS[f"deepseek_{n}x{n}_fp32_b{b}"] for n, b in ((4, 131072), (16, 128))], "sinkhorn_forward"
     )
     said = []
-    found = ranked(tmp_path, "mi350", *groups, compilation=Failing(), say=said.append)
-    assert [r.group.call.n for r in found] == [16]
+    outcomes = ranked(tmp_path, "mi350", *groups, compilation=Failing(), say=said.append)
+    assert [r.group.call.n for r in outcomes] == [16]
     assert said[0].endswith("not compiled after 60 s; nothing is written for it")
 
 
@@ -303,8 +303,8 @@ def test_calibration_keeps_times_beside_scores(tmp_path, monkeypatch):
 
 def test_the_score_knows_the_loops_of_a_backward():
     """Segments forward, those taken back; the shortest are unrolled away, and a loop of one trip is none."""
-    for found, trips in ((3, [7, 7, 2]), (2, [7, 2]), (1, [2]), (0, []), (4, [7, 7, 1, 2])):
-        loops = loops_of("sinkhorn_backward", CALL, {"length": 7}, found)
+    for count, trips in ((3, [7, 7, 2]), (2, [7, 2]), (1, [2]), (0, []), (4, [7, 7, 1, 2])):
+        loops = loops_of("sinkhorn_backward", CALL, {"length": 7}, count)
         assert [loop.trips for loop in loops] == trips
 
 
@@ -315,11 +315,11 @@ def test_the_score_knows_the_loops_of_a_backward():
 @pytest.mark.parametrize("device", ["h100", "h200"])
 def test_what_is_picked_beats_the_default_on_cards_that_timed_both(device, kernel):
     """Under each Triton, in the median: else the kernel is not to be ranked, and keeps its default."""
-    found = [q for q in calibration.qualities(store.folders()[-1] / device / calibration.FILE)
-             if q.kernel == kernel]  # fmt: skip
-    assert found
-    for triton in {q.triton for q in found}:
-        of = [q for q in found if q.triton == triton]
+    qualities = [q for q in calibration.qualities(store.folders()[-1] / device / calibration.FILE)
+                 if q.kernel == kernel]  # fmt: skip
+    assert qualities
+    for triton in {q.triton for q in qualities}:
+        of = [q for q in qualities if q.triton == triton]
         assert statistics.median(q.regret for q in of) < statistics.median(q.default for q in of), triton
 
 

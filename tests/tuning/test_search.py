@@ -90,8 +90,8 @@ def run(monkeypatch, tmp_path, capsys):
         assert main([*given.split(), *words.split(), "--out", str(tmp_path)]) == 0
         (stored,) = json.loads((tmp_path / "h200" / "sinkhorn_forward.json").read_text())["entries"]
         _, *beyond = tables
-        found = [dict(zip(names, row, strict=True)) for _, names, rows in beyond for row in rows]
-        return capsys.readouterr().out, stored, found
+        report = [dict(zip(names, row, strict=True)) for _, names, rows in beyond for row in rows]
+        return capsys.readouterr().out, stored, report
 
     return command
 
@@ -101,23 +101,23 @@ def test_it_climbs_and_tells_what_the_space_lacks_without_storing_it(run, most):
     """From no stages past the six that do not run, up to the nine after which code spills or those that are
     within the budget of error.
     """
-    output, stored, found = run(judge=lambda group, choice: 2.0 if stages(choice) > most else 0.5)
+    output, stored, report = run(judge=lambda group, choice: 2.0 if stages(choice) > most else 0.5)
     assert STAGES not in stored["config"]
     assert stored["us"] == 100.0
     if not most:
-        assert found == []
+        assert report == []
         assert "configs of Helion's space; 100.0 us stored, 100.0 us the best" in output
         return
-    (found,) = found
-    assert f"{STAGES}={most}" in found["config"]
+    (row,) = report
+    assert f"{STAGES}={most}" in row["config"]
     us = 100.0 - 3 * most
-    assert (found["stored"], found["found"], found["stored / found"]) == ("100.0", str(us), f"{100 / us:.2f}")
-    assert found["key"] == f"sinkhorn_forward {CALL}"
+    assert (row["stored"], row["found"], row["stored / found"]) == ("100.0", str(us), f"{100 / us:.2f}")
+    assert row["key"] == f"sinkhorn_forward {CALL}"
 
 
 def test_without_full_effort_nothing_is_searched(run):
-    output, _, found = run(words="")
-    assert found == []
+    output, _, report = run(words="")
+    assert report == []
     assert "Helion's space" not in output
 
 

@@ -153,9 +153,9 @@ def test_candidates_are_few_distinct_and_begin_with_the_default(kernel):
 
 
 def test_groups_hold_every_kernel_of_every_tuned_workload():
-    found = {(g.kernel, g.call, b) for g in ALL for b in g.batches}
+    tuned = {(g.kernel, g.call, b) for g in ALL for b in g.batches}
     calls = {(name, call, w.batch) for w in tagged("tune", object) for name, call in kernel_calls(w)}
-    assert found == {(name, call, KERNELS[name].batch(call, batch)) for name, call, batch in calls}
+    assert tuned == {(name, call, KERNELS[name].batch(call, batch)) for name, call, batch in calls}
     assert len({(g.kernel, g.call) for g in ALL}) == len(ALL)
 
 
