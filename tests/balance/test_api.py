@@ -39,7 +39,7 @@ def test_float64_is_the_specification(options):
 def test_the_steps_number_by_number():
     """Two rows that stay and one that is masked: rows, columns, rows, by loops."""
     rows, eps = [[3.0, -4.0, 1.0], [0.5, 2.0, 8.0], [1e-4, 2e-4, 0.0]], 1e-20
-    found = sinkhorn_balance(torch.tensor(rows, dtype=torch.float64), steps=3)
+    balanced = sinkhorn_balance(torch.tensor(rows, dtype=torch.float64), steps=3)
     u = [*rows[:2], [0.0, 0.0, 0.0]]
     for k in range(3):
         if k % 2 == 0:
@@ -49,7 +49,7 @@ def test_the_steps_number_by_number():
             norms = [math.sqrt(sum(row[j] ** 2 for row in u)) for j in range(3)]
             u = [[x / (norm + eps) for x, norm in zip(row, norms, strict=True)] for row in u]
     expected = torch.tensor(u, dtype=torch.float64) * math.sqrt(3)
-    torch.testing.assert_close(found, expected, rtol=1e-14, atol=0.0)
+    torch.testing.assert_close(balanced, expected, rtol=1e-14, atol=0.0)
 
 
 @given(
@@ -64,11 +64,11 @@ def test_any_call_against_float64(b, m, n, steps, first, threshold, dtype, seed)
     edge = threshold * norms.mean(-1, keepdim=True)
     if ((norms - edge).abs() <= 1e-5 * edge).any():
         return  # rows that rounding may take for either
-    found = sinkhorn_balance(update, **options)
-    assert (found.dtype, found.shape) == (update.dtype, update.shape)
+    balanced = sinkhorn_balance(update, **options)
+    assert (balanced.dtype, balanced.shape) == (update.dtype, update.shape)
     if update.numel():
         workload = BalanceWorkload("", 1, frozenset(), "", dtype=dtype, settings=BalanceOptions(**options))
-        assert truths(workload, update)["u"].worst(found) <= 1
+        assert truths(workload, update)["u"].worst(balanced) <= 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -80,9 +80,9 @@ def test_pieces_and_the_matrices_around_change_no_bit(dtype, monkeypatch):
     assert torch.equal(sinkhorn_balance(update[2]), whole[2])
     assert torch.equal(sinkhorn_balance(update.expand(2, 3, *update.shape))[1, 2], whole)
     monkeypatch.setattr(pieces, "ENTRIES", 33 * 20)
-    found = sinkhorn_balance(update)
-    assert torch.equal(sinkhorn_balance(update[3]), found[3])
-    torch.testing.assert_close(found, whole)
+    in_pieces = sinkhorn_balance(update)
+    assert torch.equal(sinkhorn_balance(update[3]), in_pieces[3])
+    torch.testing.assert_close(in_pieces, whole)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -149,27 +149,27 @@ def test_what_is_not_finite_stays_in_its_matrix(bad, threshold):
     update = drawn(3)
     expected = sinkhorn_balance(update, zero_row_threshold=threshold)
     update[1, 2, 3] = bad
-    found = sinkhorn_balance(update, zero_row_threshold=threshold)
-    assert torch.equal(found[::2], expected[::2])
+    balanced = sinkhorn_balance(update, zero_row_threshold=threshold)
+    assert torch.equal(balanced[::2], expected[::2])
     # no row has a norm beyond a mean that is infinite
     zeros = bad == math.inf and threshold > 0
-    assert not found[1].any() if zeros else found[1].isnan().any()
+    assert not balanced[1].any() if zeros else balanced[1].isnan().any()
 
 
 def test_zeros_stay_zeros():
     assert not sinkhorn_balance(torch.zeros(3, 5, 4)).any()
     update = drawn(1, 20, 9)
     update[..., 4] = 0.0
-    found = sinkhorn_balance(update)
-    assert not found[..., 4].any()
-    assert found.isfinite().all()
+    balanced = sinkhorn_balance(update)
+    assert not balanced[..., 4].any()
+    assert balanced.isfinite().all()
 
 
 def test_autocast_changes_nothing():
     update = drawn()
     with torch.autocast("cpu", torch.bfloat16):
-        found = sinkhorn_balance(update)
-    assert torch.equal(found, sinkhorn_balance(update))
+        balanced = sinkhorn_balance(update)
+    assert torch.equal(balanced, sinkhorn_balance(update))
 
 
 def schema_call(update, **options):
@@ -189,17 +189,17 @@ def test_fakes_have_the_metadata_of_what_runs():
     for update in (drawn(), drawn().mT, drawn(0), drawn(dtype=torch.float16)[..., ::2]):
         with FakeTensorMode() as mode:
             fake = sinkhorn_balance(mode.from_tensor(update))
-        found = sinkhorn_balance(update)
-        assert (fake.shape, fake.dtype) == (found.shape, found.dtype)
-        assert not found.numel() or fake.stride() == found.stride()
+        real = sinkhorn_balance(update)
+        assert (fake.shape, fake.dtype) == (real.shape, real.dtype)
+        assert not real.numel() or fake.stride() == real.stride()
     assert sinkhorn_balance(drawn().to("meta")).device.type == "meta"
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2, 3])
 def test_vmap(dim):
     each = [drawn(seed=k) for k in range(3)]
-    found = torch.vmap(sinkhorn_balance, in_dims=dim)(torch.stack(each, dim))
-    assert torch.equal(found, torch.stack([sinkhorn_balance(t) for t in each]))
+    mapped = torch.vmap(sinkhorn_balance, in_dims=dim)(torch.stack(each, dim))
+    assert torch.equal(mapped, torch.stack([sinkhorn_balance(t) for t in each]))
 
 
 def test_vmap_with_out_is_refused():
@@ -211,15 +211,15 @@ def test_small_columns_stay_and_an_infinity_with_and_without_a_threshold():
     """The limits that docs/balance.md states."""
     update = drawn(1, 40, 24, values="normal")[0]
     update[:, 3] *= 1e-26
-    found = sinkhorn_balance(update, zero_row_threshold=0.0)
-    assert found[:, 3].norm() < 1e-20
-    assert (found.square().mean(-1) - 1).abs().max() < 1e-5
+    balanced = sinkhorn_balance(update, zero_row_threshold=0.0)
+    assert balanced[:, 3].norm() < 1e-20
+    assert (balanced.square().mean(-1) - 1).abs().max() < 1e-5
     update[5, 7] = math.inf
     assert not sinkhorn_balance(update).any()
-    found = sinkhorn_balance(update, zero_row_threshold=0.0)
-    assert not found[5].any()
-    assert found[:5].isnan().all()
-    assert found[6:].isnan().all()
+    balanced = sinkhorn_balance(update, zero_row_threshold=0.0)
+    assert not balanced[5].any()
+    assert balanced[:5].isnan().all()
+    assert balanced[6:].isnan().all()
 
 
 def test_compiled_and_exported():
@@ -310,7 +310,7 @@ def test_rows_that_are_masked_are_not_read():
     live = update.norm(dim=2) > 0.05
     x = torch.where(live.unsqueeze(2), update, torch.nan)
     passes, d = Launches(), live.float()
-    c, found = torch.rand(update.size(0), update.size(2)), []
+    c, outcomes = torch.rand(update.size(0), update.size(2)), []
     for of in (update, x):
         sums, stepped = passes.squares(of, c, d, passes.order(live), 1e-20, True, True)
         out = torch.empty_like(of)
@@ -318,10 +318,10 @@ def test_rows_that_are_masked_are_not_read():
         w = torch.where(live.unsqueeze(2), update.flip(2), torch.inf)
         passes.update(of, c, stepped, w, torch.ones(1), 1e-20, True)
         assert w[~live].isinf().all()
-        found.append((sums, stepped, out, w))
+        outcomes.append((sums, stepped, out, w))
     assert not live.all()
-    assert found[0][3][live].isfinite().all()
-    assert all(map(torch.equal, *found))
+    assert outcomes[0][3][live].isfinite().all()
+    assert all(map(torch.equal, *outcomes))
 
 
 def test_nan_reaches_the_weights():

@@ -16,8 +16,8 @@ from helion_sinkhorn.lab.balance.evidence import truths
 @pytest.mark.parametrize("share", SHARES)
 def test_parts_are_the_parts_of_the_whole(on_two_processes, name, share):
     """Within the budget of the whole matrix: the mean norm and the column norms are over all rows."""
-    found = torch.cat([of[name, share] for of in on_two_processes(balance_ranks.of_group)], 1)
-    assert truths(WORKLOADS[name], *WORKLOADS[name].make_inputs())["u"].judge(found).reasons == []
+    balanced = torch.cat([of[name, share] for of in on_two_processes(balance_ranks.of_group)], 1)
+    assert truths(WORKLOADS[name], *WORKLOADS[name].make_inputs())["u"].judge(balanced).reasons == []
 
 
 @pytest.mark.parametrize("how", [False, True, "out"])
@@ -32,13 +32,13 @@ def test_dtensors(on_two_processes, dim, how):
 
 
 def test_an_optimizer_of_dtensors(on_two_processes):
-    for found in on_two_processes(balance_ranks.of_optimizer):
-        torch.testing.assert_close(found, balance_ranks.optimized_alone(), rtol=1e-5, atol=1e-6)
+    for weights in on_two_processes(balance_ranks.of_optimizer):
+        torch.testing.assert_close(weights, balance_ranks.optimized_alone(), rtol=1e-5, atol=1e-6)
 
 
 def test_an_optimizer_under_fsdp2(on_two_processes):
-    for found in on_two_processes(balance_ranks.of_fsdp):
-        torch.testing.assert_close(found, balance_ranks.fsdp_alone(), rtol=1e-4, atol=1e-5)
+    for weights in on_two_processes(balance_ranks.of_fsdp):
+        torch.testing.assert_close(weights, balance_ranks.fsdp_alone(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_process_without_rows_takes_part(on_two_processes):

@@ -30,10 +30,10 @@ def run(update, **options):
 def test_cuda_graphs_and_another_stream():
     (update,) = BalanceWorkload("graph", 1, frozenset(), "", 256, 3000).make_inputs(device=DEVICE)
     expected, other = run(-update), update.clone()
-    graph, found = capture(lambda: run(other))
+    graph, captured = capture(lambda: run(other))
     other.neg_()
     graph.replay()
-    assert torch.equal(found, expected)
+    assert torch.equal(captured, expected)
 
 
 def test_a_captured_step_takes_the_learning_rate_of_its_replay():
@@ -88,14 +88,14 @@ def test_rows_on_two_gpus():
     if torch.cuda.device_count() < WORLD:
         pytest.skip(f"{WORLD} GPUs are needed")
     ranks = Ranks("cuda")
-    found, tensors, stepped, sharded = map(
+    parts, tensors, stepped, sharded = map(
         ranks, (balance_ranks.of_group, balance_ranks.of_dtensors, balance_ranks.of_optimizer,
                 balance_ranks.of_fsdp)
     )  # fmt: skip
     ranks.stop()
-    for name, share in found[0]:
+    for name, share in parts[0]:
         (update,) = WORKLOADS[name].make_inputs()
-        whole = torch.cat([of[name, share] for of in found], 1)
+        whole = torch.cat([of[name, share] for of in parts], 1)
         assert truths(WORKLOADS[name], update)["u"].judge(whole).reasons == [], (name, share)
     (update,) = MODEL.make_inputs()
     for of in tensors:

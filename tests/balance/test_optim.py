@@ -44,15 +44,15 @@ def train(optimizer, params, steps=3, first=0):
 
 def by_definition(params, lr, momentum, nesterov, steps=3):
     """The weights that SinkhornBalanced is to make, one after another."""
-    found = []
+    stepped = []
     for k, p in enumerate(params):
         w, average = p.detach(), torch.zeros_like(p)
         for step in range(steps):
             terms = (1.0 - momentum) * gradient(k, step, p)
             average = momentum * average + terms
             w = w - lr * reference.sinkhorn_balance(momentum * average + terms if nesterov else average)
-        found.append(w)
-    return found
+        stepped.append(w)
+    return stepped
 
 
 @pytest.mark.parametrize("foreach", [True, False])

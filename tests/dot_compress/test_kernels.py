@@ -24,9 +24,9 @@ def test_a_stored_choice_that_is_refused_gives_way_to_the_default(monkeypatch, f
     default = choices.default_choice
 
     def stored_and_bad(kernel, call, batch, device):
-        found = default(kernel, call, device)
-        bad = type(found)(kernel.name, (("block_sizes", (0, 0, 0)),), found.variant, "a file", True)
-        return found if (bad, call, device) in choices.refused else bad
+        good = default(kernel, call, device)
+        bad = type(good)(kernel.name, (("block_sizes", (0, 0, 0)),), good.variant, "a file", True)
+        return good if (bad, call, device) in choices.refused else bad
 
     stored_and_bad.cache_clear = lambda: None
     monkeypatch.setattr(door, "choose", stored_and_bad)
@@ -47,12 +47,12 @@ def test_a_stored_choice_that_is_refused_gives_way_to_the_default(monkeypatch, f
 def test_small_batches_get_smaller_programs_and_the_same_bits(kernel):
     call, device = DotCall("bfloat16", 3219, 256, 64, 1), DEVICES["h200"]
     default = dict(choices.default_choice(KERNELS[kernel], call, device).variant)
-    found = {
+    variants = {
         b: dict(space.shrunk_to_fill(tuple(default.items()), call, b, device)) for b in (1, 16, 128, 1152)
     }
-    assert found[1152] == default
+    assert variants[1152] == default
     shrunk = "rows" if "rows" in default else "block_d"
-    sizes = [found[b][shrunk] for b in (1, 16, 128, 1152)]
+    sizes = [variants[b][shrunk] for b in (1, 16, 128, 1152)]
     assert sizes == sorted(sizes)
     assert sizes[0] == space.FEWEST[shrunk] < sizes[-1]
     # what a program takes of the whole changes no sum

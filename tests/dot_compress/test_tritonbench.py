@@ -54,8 +54,8 @@ def test_the_table_answers_what_was_reported():
     size = ["--batch", "2", "--m", "30", "--d", "8", "--k", "4", "--with-z", "--precision", "fp32"]
     metrics = "accuracy,max_abs_err,shares,inductor_mismatches,inductor_max_diff"
     run = [*SMALL, "--only", "torch_compile,helion_off", *size, "--mode", "bwd", "--metrics", metrics]
-    *_, table, found = outputs(BESIDE_INDUCTOR, [run])
-    assert json.loads(found) == [1]
+    *_, table, statuses = outputs(BESIDE_INDUCTOR, [run])
+    assert json.loads(statuses) == [1]
     table = json.loads(table)
     assert table["inductor_mismatches"] == "dx=0 dy=3 dz=0"
     assert table["inductor_max_diff"] == "dx=0 dy=1 dz=0"

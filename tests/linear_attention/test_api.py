@@ -128,10 +128,10 @@ def test_padding_does_not_decay_by_g_alone(name, side):
     plain = Case.of(w)
     opposed = {"g": torch.full((1, 9, 2), 100.0), name: torch.full((1, 9, 2, side), -100.0)}
     case = dataclasses.replace(plain, inputs=plain.inputs | opposed)
-    found, expected = (c.run_module(linear_attention_launch) for c in (case, plain))
+    outputs, expected = (c.run_module(linear_attention_launch) for c in (case, plain))
     for result, x in expected.items():
-        torch.testing.assert_close(found[result], x, rtol=1e-5, atol=1e-5)
-    assert all(x.isfinite().all() for x in found.values())
+        torch.testing.assert_close(outputs[result], x, rtol=1e-5, atol=1e-5)
+    assert all(x.isfinite().all() for x in outputs.values())
 
 
 LONG = {
@@ -162,20 +162,20 @@ def test_judged_workloads(w):
 def test_the_model_without_errors_is_the_specification(case, method):
     # written out a second time, with its gradients by hand
     assume(method == "recurrent" or not {"gv", "cu_seqlens"} & case.inputs.keys())
-    found = case.wide.evaluated(method, Errors(0, unit=0.0))
-    assert found.keys() == case.exact.keys()
+    modelled = case.wide.evaluated(method, Errors(0, unit=0.0))
+    assert modelled.keys() == case.exact.keys()
     for name, exact in case.exact.items():
         scale = exact.abs().max().clamp_min(1e-3) if exact.numel() else 1
-        torch.testing.assert_close(found[name], exact, rtol=0, atol=float(1e-11 * scale))
+        torch.testing.assert_close(modelled[name], exact, rtol=0, atol=float(1e-11 * scale))
 
 
 @pytest.mark.parametrize("strength", [1 / 8, 8.0, -1 / 8])
 def test_the_model_of_chunks_of_states_that_fade_or_grow(strength):
     """Whole chunks, half of which decay, or grow, by more than a pair's two factors have room for."""
     case = Case.of(workload("g gk", (1, 70, 2, 8, 12), states=True, strength=strength)).wide
-    found = case.evaluated("chunked", Errors(0, unit=0.0))
+    modelled = case.evaluated("chunked", Errors(0, unit=0.0))
     for name, exact in case.exact.items():
-        torch.testing.assert_close(found[name], exact, rtol=0, atol=1e-11 * exact.abs().max().item())
+        torch.testing.assert_close(modelled[name], exact, rtol=0, atol=1e-11 * exact.abs().max().item())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -196,12 +196,12 @@ def test_every_split_of_the_state(monkeypatch, rk, rv, count, dtype):
 def test_steps_that_are_loaded_together_change_no_bit(reverse, packed, monkeypatch):
     shape, lengths = ((1, 18, 2, 8, 4), (9, 9)) if packed else ((2, 9, 2, 8, 4), ())
     case = Case.of(workload("gk", shape, torch.bfloat16, reverse=reverse, lengths=lengths))
-    found = []
+    outputs = []
     for together in (1, 2, 8):
         monkeypatch.setattr(linear_attention_launch, "steps_together", lambda *_, count=together: count)
-        found.append([*case.run_module(linear_attention_launch).values()])
-    assert_equal(found[1], found[0])
-    assert_equal(found[2], found[0])
+        outputs.append([*case.run_module(linear_attention_launch).values()])
+    assert_equal(outputs[1], outputs[0])
+    assert_equal(outputs[2], outputs[0])
 
 
 NARROW = randn(2, 9, 2, 8, dtype=torch.bfloat16)

@@ -19,8 +19,8 @@ from helion_sinkhorn.runtime.kernel import default_choice
 
 
 def complaints(binary: Binary) -> list[str]:
-    found = [*binary.problems, *machine_rules.broken(binary)]
-    return [*found, "a matrix instruction"] if binary.counts.get("matrix") else found
+    problems = [*binary.problems, *machine_rules.broken(binary)]
+    return [*problems, "a matrix instruction"] if binary.counts.get("matrix") else problems
 
 
 @BY_NIGHT
@@ -68,7 +68,7 @@ def test_packed_sequences_states_and_reverse_compile(key, rows, compile_for):
         # two steps at a time are every branch of the body and compile in half the time of eight
         choice = dataclasses.replace(choice, variant=tuple({**dict(choice.variant), "count": 2}.items()))
         jobs.append(Job(call, choice, 128, tuple(options.items())))
-    bad = {f"{b.job.call}": found for b in compile_for(key, jobs) if (found := complaints(b))}
+    bad = {f"{b.job.call}": problems for b in compile_for(key, jobs) if (problems := complaints(b))}
     assert not bad
 
 

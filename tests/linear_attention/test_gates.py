@@ -64,10 +64,10 @@ def sizes(case):
     dend = case.wide.dend
     if dend is not None:
         heads["initial_state"], dend = (t.mT.flatten(1, 2).unsqueeze(-1) for t in (x["initial_state"], dend))
-    found = dataclasses.replace(case.wide, inputs=heads, do=do, dend=dend).run(
+    gradients = dataclasses.replace(case.wide, inputs=heads, do=do, dend=dend).run(
         reference.recurrent_linear_attention
     )
-    each = found["dgk"].abs().unflatten(2, (h, dv))
+    each = gradients["dgk"].abs().unflatten(2, (h, dv))
     return {
         "dg": each.sum((-2, -1)), "dg_gamma": each.sum((0, 1, -2, -1)),
         "dgk": each.sum(-2), "dgv": each.sum(-1),
@@ -77,7 +77,7 @@ def sizes(case):
 def gates_beside_autograd(case, results):
     """(median of rows, worst) ratio of errors for the gradient of each gate, relative to its terms' size."""
     baseline = case.cast(torch.float32).run(reference.recurrent_linear_attention)
-    scales, found = sizes(case), {}
+    scales, ratios = sizes(case), {}
     for name in results.keys() & scales.keys():
         tensors = results[name], baseline[name].to(results[name].dtype), case.exact[name]
         scale = scales[name].clamp(min=UNDERFLOW)
@@ -86,8 +86,8 @@ def gates_beside_autograd(case, results):
         floor = (4 * UNIT * exact.abs().amax((-2, -1))).clamp(min=UNDERFLOW)
         one = torch.ones(())
         errors = torch.maximum(largest_error(other, exact, one), floor)
-        found[name] = Peer(one, errors, floor).ratios(own, exact)
-    return found
+        ratios[name] = Peer(one, errors, floor).ratios(own, exact)
+    return ratios
 
 
 STRENGTHS = [0.1, 1.0, 10.0, 30.0]
@@ -104,10 +104,10 @@ CASES = {
 
 
 def check(case, results, most=MOST):
-    found = gates_beside_autograd(case, results)
-    assert found
-    limits = {name: (FEW, FEW) if name == "dg_gamma" else (MEDIAN, most) for name in found}
-    assert all(a <= b for name, x in found.items() for a, b in zip(x, limits[name], strict=True)), found
+    ratios = gates_beside_autograd(case, results)
+    assert ratios
+    limits = {name: (FEW, FEW) if name == "dg_gamma" else (MEDIAN, most) for name in ratios}
+    assert all(a <= b for name, x in ratios.items() for a, b in zip(x, limits[name], strict=True)), ratios
 
 
 def check_module(case, module, most=MOST):
@@ -156,8 +156,8 @@ def test_the_bodies_of_chunks_are_too(gates, strength, dtype):
 def test_a_running_sum_is_not(strength):
     """What other implementations return: dgk_t is q dq - k dk, summed over t and all later steps."""
     case = problem("gk", strength, (1, 64, 8, 8, 12))
-    found = case.run_module(eager)
-    terms = case.inputs["q"] * found["dq"] - case.inputs["k"] * found["dk"]
+    gradients = case.run_module(eager)
+    terms = case.inputs["q"] * gradients["dq"] - case.inputs["k"] * gradients["dk"]
     closing = terms.flip(1).cumsum(1).flip(1)
     # not for the sake of the first step, which owes nothing and gets some rounding
     closing[:, 0] = 0.0
@@ -207,7 +207,7 @@ def test_the_bodies_are_on_units_that_cut_sums(module, gates, strength, steps, m
 @pytest.mark.parametrize("gates", ["g", "g_gamma", "gk", "gv", "g g_gamma gk gv"])
 def test_a_gpu_is_as_right_as_autograd(gates, strength):
     case = problem(gates, strength, (2, 256, 2, 16, 24))
-    found = case.to("cuda").run(
+    gradients = case.to("cuda").run(
         functools.partial(recurrent_linear_attention, method="recurrent", implementation="helion")
     )
-    check(case, {name: x.cpu() for name, x in found.items()}, ON_A_GPU)
+    check(case, {name: x.cpu() for name, x in gradients.items()}, ON_A_GPU)

@@ -153,6 +153,6 @@ def test_vmap_is_the_calls_one_by_one(shared):
 
 def test_vmap_over_nothing():
     x, dims = mapped("cu_seqlens")
-    found = vmapped({name: t if dims[name] is None else t[:0] for name, t in x.items()}, dims)
+    empty = vmapped({name: t if dims[name] is None else t[:0] for name, t in x.items()}, dims)
     expected = [((0, *t.shape[1:]), t.dtype) for t in vmapped(x, dims)]
-    assert [(t.shape, t.dtype) for t in found] == expected
+    assert [(t.shape, t.dtype) for t in empty] == expected
