@@ -58,13 +58,13 @@ def lacks(root: Path, op: str) -> list[str]:
     }
     for part in parts or [code]:
         rooms[part] = rooms.get(part, set()) | WITH_KERNELS
-    found = [
+    missing = [
         f"{folder}/{room}.py"
         for folder, wanted in rooms.items()
         for room in sorted(wanted - modules(root / folder))
     ]
     own = modules(root / "tests" / op)
-    found += [
+    missing += [
         f"{table}: no row of {op}"
         for room, table in TABLES.items()
         if room not in own and not any(f'"{name}": ' in (root / table).read_text() for name in (op, bench))
@@ -79,7 +79,7 @@ def lacks(root: Path, op: str) -> list[str]:
         ("pyproject.toml", f'"{dotted(lab)}"'),
         ("docs/api.md", f"::: helion_sinkhorn.{bench}\n"),
     ]
-    return found + [f"a line in {path}" for path, line in lines if line not in (root / path).read_text()]
+    return missing + [f"a line in {path}" for path, line in lines if line not in (root / path).read_text()]
 
 
 def operators(root: Path) -> list[str]:
@@ -130,7 +130,7 @@ def test_modules_of_the_package_are_short():
 @pytest.mark.parametrize("folder", ["helion_sinkhorn", "ci", "tritonbench_ops", "benchmarks", "tests"])
 def test_docstrings_begin_with_what_a_thing_is(folder):
     """ "Of ..." and "Those of ..." need the code beside them to be understood."""
-    found = [
+    places = [
         f"{p.relative_to(ROOT)}:{node.lineno}"
         for p in (ROOT / folder).rglob("*.py")
         for node in ast.walk(ast.parse(p.read_text()))
@@ -139,7 +139,7 @@ def test_docstrings_begin_with_what_a_thing_is(folder):
         and isinstance(node.value.value, str)
         and node.value.value.startswith(("Of ", "Those of ", "That of ", "As those of "))
     ]
-    assert found == []
+    assert places == []
 
 
 VIOLATIONS = [
@@ -179,5 +179,5 @@ def test_import_contracts_break_where_a_violation_is_planted(copy):
     for module, planted in VIOLATIONS:
         source, target = module.removesuffix(".py").replace("/", "."), planted.split()[1]
         name = planted.partition(" import ")[2]
-        found = [f"{source} -> {t}" in named for t in (target, f"{target}.{name}")]
-        assert any(found), f"{source} imports {target}\n{done.stdout}"
+        reported = [f"{source} -> {t}" in named for t in (target, f"{target}.{name}")]
+        assert any(reported), f"{source} imports {target}\n{done.stdout}"

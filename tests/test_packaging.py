@@ -46,8 +46,8 @@ def output(command, **options) -> str:
 
 def files_under(folder: Path) -> set[str]:
     """Paths of the files a user needs, relative to `folder`; a tuner leaves locks."""
-    found = (p.relative_to(folder) for p in folder.rglob("*") if p.is_file() and p.suffix != ".lock")
-    return {p.as_posix() for p in found if "__pycache__" not in p.parts}
+    paths = (p.relative_to(folder) for p in folder.rglob("*") if p.is_file() and p.suffix != ".lock")
+    return {p.as_posix() for p in paths if "__pycache__" not in p.parts}
 
 
 @pytest.fixture(scope="module")

@@ -45,15 +45,15 @@ def examples(page: Path) -> list[str]:
 
 def broken(page: Path, text: str) -> list[str]:
     """Links to files or headings that are not there."""
-    found = []
+    dead = []
     for link in re.findall(r"\]\(([^)\s]+)\)", without_code(text)):
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
         if link.startswith("https://"):
             continue
         if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
-            found.append(link)
-    return found
+            dead.append(link)
+    return dead
 
 
 def test_pages_that_the_code_names_exist():
@@ -134,19 +134,19 @@ def unknown(text: str) -> list[str]:
     """Targets, modules, their options and scripts that a page names and the repository lacks."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     commands = re.findall(r"(?:^    |`)make ((?:[a-z-]+(?: |$|`))+)", text, re.M)
-    found = [t for words in commands for t in words.replace("`", " ").split() if t not in targets]
+    absent = [t for words in commands for t in words.replace("`", " ").split() if t not in targets]
     ours = "helion_sinkhorn|benchmarks|ci|tritonbench_ops|docs"
     for module, options in re.findall(rf"python -m ((?:{ours})[\w.]*)([^\n`#]*)", text):
         path = ROOT / module.rstrip(".").replace(".", "/")
         files = [*path.rglob("*.py")] if path.is_dir() else [path.with_suffix(".py")]
         if not all(file.exists() for file in files):
-            found.append(module)
+            absent.append(module)
         elif not module.startswith("tritonbench_ops"):
             # the flags of run.py too are options there
             source = "".join(file.read_text() for file in files)
-            found += [o for o in re.findall(r" (--[a-z][\w-]*)", options) if f'"{o}"' not in source]
+            absent += [o for o in re.findall(r" (--[a-z][\w-]*)", options) if f'"{o}"' not in source]
     scripts = re.findall(r"python ((?:examples|ci|benchmarks)/\w+\.py)", text)
-    return found + [path for path in scripts if path not in NOT_OURS and not (ROOT / path).exists()]
+    return absent + [path for path in scripts if path not in NOT_OURS and not (ROOT / path).exists()]
 
 
 @pages
@@ -197,16 +197,16 @@ def test_the_reference_has_every_public_name():
 
 
 def test_the_iteration_count_has_the_names_that_the_page_lists():
-    found = {
+    parameters = {
         (name, parameter)
         for name, c in PUBLIC.items()
         for parameter in inspect.signature(c).parameters
         if parameter.endswith("iters")
     }
     page = (ROOT / "docs" / "sinkhorn.md").read_text().split("## Names of the iteration count")[1]
-    assert {parameter for _, parameter in found} == set(re.findall(r"`(\w*iters)`", page))
-    others = {name for name, parameter in found if parameter != "n_iters"}
-    assert others == set(re.findall(r"`(?:nn\.)?(\w+)`", page)) - {p for _, p in found}
+    assert {parameter for _, parameter in parameters} == set(re.findall(r"`(\w*iters)`", page))
+    others = {name for name, parameter in parameters if parameter != "n_iters"}
+    assert others == set(re.findall(r"`(?:nn\.)?(\w+)`", page)) - {p for _, p in parameters}
 
 
 def described(docstring: str) -> list[str]:

@@ -65,9 +65,9 @@ def test_formulas_are_mathml(site, page):
 
 
 def test_no_latex_is_left(site):
-    found = {name: re.findall(r"\\[A-Za-z({\[]|\$|arithmatex", prose(page)) for name, page in site.items()
+    latex = {name: re.findall(r"\\[A-Za-z({\[]|\$|arithmatex", prose(page)) for name, page in site.items()
              if "<article" in page}  # fmt: skip
-    assert {name: left for name, left in found.items() if left} == {}
+    assert {name: left for name, left in latex.items() if left} == {}
 
 
 def test_what_latex2mathml_does_not_know_ends_the_build():
@@ -80,9 +80,9 @@ def test_what_latex2mathml_does_not_know_ends_the_build():
 
 def paragraphs(docstring: str) -> list[str]:
     """Those that have a title of their own, in one line each."""
-    found = re.findall(r"^((?:Numerical policy|Source): .*(?:\n +\S.*)*)", docstring, re.M)
-    found += re.findall(r"^Returns:\n((?: +\S.*\n?)+)", docstring, re.M)
-    pages = (re.sub(r"docs/((?:dev/)?\w+\.md)", r"\1", paragraph) for paragraph in found)
+    titled = re.findall(r"^((?:Numerical policy|Source): .*(?:\n +\S.*)*)", docstring, re.M)
+    titled += re.findall(r"^Returns:\n((?: +\S.*\n?)+)", docstring, re.M)
+    pages = (re.sub(r"docs/((?:dev/)?\w+\.md)", r"\1", paragraph) for paragraph in titled)
     return [" ".join(paragraph.replace("`", "").split()) for paragraph in pages]
 
 
@@ -140,7 +140,7 @@ def test_examples_are_on_the_site(site):
 
 def test_no_page_links_to_data_or_scripts_which_the_site_lacks(site):
     links = re.compile(r'href="([^":]+\.(?:csv|json|py|toml))"')
-    assert {name: found for name, page in site.items() if (found := links.findall(page))} == {}
+    assert {name: linked for name, page in site.items() if (linked := links.findall(page))} == {}
 
 
 def test_nothing_is_loaded_from_a_network(site):

@@ -85,11 +85,11 @@ def test_integers_of_another_package_are_ints(function):
     for given in (value, Index(value)):
         torch.manual_seed(0)
         results.append(call(given))
-    expected, found = ([r] if isinstance(r, torch.Tensor) else r for r in results)
+    expected, of_index = ([r] if isinstance(r, torch.Tensor) else r for r in results)
     if isinstance(expected, (list, tuple)):
-        assert_equal(found, expected)
+        assert_equal(of_index, expected)
     else:
-        assert found == expected
+        assert of_index == expected
     for given in (Index(-1), True, 2.0, torch.tensor(value)):
         with pytest.raises((TypeError, ValueError), match=r"is .*; pass an int "):
             call(given)

@@ -24,19 +24,19 @@ def test_another_source_takes_nothing_from_the_cache(monkeypatch):
     def compiled():
         torch._dynamo.reset()
         counters.clear()
-        found = value_and_gradient(torch.compile(sinkhorn, fullgraph=True), x, dp)[1]
-        return found, counters["aot_autograd"]["autograd_cache_hit"]
+        gradient = value_and_gradient(torch.compile(sinkhorn, fullgraph=True), x, dp)[1]
+        return gradient, counters["aot_autograd"]["autograd_cache_hit"]
 
     # no C++ compiler is asked for its instruction sets: the graph is of our operators alone
     with fresh_cache(), torch._inductor.config.patch({"compile_threads": 1, "cpp.vec_isa_ok": False}):
-        found, hits = compiled()
-        assert torch.equal(found, expected)
+        gradient, hits = compiled()
+        assert torch.equal(gradient, expected)
         assert hits == 0
         assert compiled()[1] == 1
         monkeypatch.setattr(torch_op, "apply_backward", lambda *given: 2 * backward(*given))
         monkeypatch.setattr(compiled_source, "sources", lambda: "another")
-        found, hits = compiled()
-    torch.testing.assert_close(found, 2 * expected)
+        gradient, hits = compiled()
+    torch.testing.assert_close(gradient, 2 * expected)
     assert hits == 0
 
 

@@ -59,9 +59,9 @@ def test_torch_ops_enter_python_once(monkeypatch, needs_gradient):
     assert torch.equal(y.detach(), sinkhorn(X))
     assert y.requires_grad == needs_gradient
     if needs_gradient:
-        (found,) = torch.autograd.grad(y, leaf, X)
+        (gradient,) = torch.autograd.grad(y, leaf, X)
         expected = leaf.detach().requires_grad_()
-        assert torch.equal(found, torch.autograd.grad(sinkhorn(expected), expected, X)[0])
+        assert torch.equal(gradient, torch.autograd.grad(sinkhorn(expected), expected, X)[0])
 
 
 def test_a_launch_is_described_to_hooks_that_are_there():

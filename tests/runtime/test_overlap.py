@@ -97,8 +97,8 @@ def test_no_access_to_memory_is_compiled_before_the_wait(arch, monkeypatch):
     body = load(code, "body").__globals__["_helion_body"]
     source = triton.compiler.ASTSource(body, {"x": "*fp32", "y": "*fp32"})
     target = triton.backends.compiler.GPUTarget("cuda", arch, 32)
-    found = re.findall(ACCESSES, triton.compile(source, target=target).asm["ptx"])
-    assert found == [FIRST, "ld.global", "st.global"]
+    accesses = re.findall(ACCESSES, triton.compile(source, target=target).asm["ptx"])
+    assert accesses == [FIRST, "ld.global", "st.global"]
 
 
 COMPILED = """
@@ -187,19 +187,19 @@ def test_overlapping_launches_have_the_bits_of_others(make, of, monkeypatch):
     """A program that did not wait would read what the launch before it has not written yet."""
     if not overlap.has_overlap(torch.device("cuda", 0)):
         pytest.skip("launches do not overlap on this GPU")
-    run, found = make(**of), []
+    run, outputs = make(**of), []
     for overlaps in (False, True):
         monkeypatch.setattr(overlap, "has_overlap", lambda device, overlaps=overlaps: overlaps)
         dispatch._programs.clear()
         launch.forget()
-        found += [run() for _ in range(5)]
+        outputs += [run() for _ in range(5)]
         graph, captured = capture(run)
         for _ in range(5):
             graph.replay()
-            found.append([t.clone() for t in captured])
+            outputs.append([t.clone() for t in captured])
         waits = ["gdc_wait" in program.func.__globals__ for program in dispatch._programs.values()]
         assert set(waits) == {overlaps}
     dispatch._programs.clear()
     launch.forget()
-    for other in found[1:]:
-        assert_equal(other, found[0])
+    for other in outputs[1:]:
+        assert_equal(other, outputs[0])

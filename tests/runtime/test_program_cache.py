@@ -161,8 +161,8 @@ def test_one_name_for_one_program_and_another_wherever_something_differs(monkeyp
     other = dataclasses.replace(choice, config=(("block_sizes", (2,)), ("num_warps", 1)))
     same = name_of(choice)
     assert name_of(choice, shape=(9, 3, 3)) == name_of(turned) == same
-    found = [same, name_of(other), name_of(choice, eps=1e-5), name_of(choice, shape=(16, 3, 4))]
-    found.append(name_of(choice, batch_stride=16))
+    names = [same, name_of(other), name_of(choice, eps=1e-5), name_of(choice, shape=(16, 3, 4))]
+    names.append(name_of(choice, batch_stride=16))
     for member, value in (
         ("versions", lambda: ("another",)),
         ("sources", lambda: "another"),
@@ -170,8 +170,8 @@ def test_one_name_for_one_program_and_another_wherever_something_differs(monkeyp
     ):
         with monkeypatch.context() as patch:
             patch.setattr(program_cache, member, value)
-            found.append(name_of(choice))
-    assert len(set(found)) == len(found)
+            names.append(name_of(choice))
+    assert len(set(names)) == len(names)
 
 
 def test_variables_that_change_what_helion_generates_count(monkeypatch):
@@ -340,8 +340,8 @@ def test_a_body_takes_tensors_then_the_numbers_of_its_row_then_one_record(name):
 
 
 def test_workloads_that_are_asked_for():
-    found = list(warm.workloads("sinkhorn", ["n=3,4", "m=4", "dtype=bfloat16", "eps=1e-5"]))
-    assert [(w.n, w.m, w.dtype, w.eps) for w in found] == [(n, 4, torch.bfloat16, 1e-5) for n in (3, 4)]
+    workloads = list(warm.workloads("sinkhorn", ["n=3,4", "m=4", "dtype=bfloat16", "eps=1e-5"]))
+    assert [(w.n, w.m, w.dtype, w.eps) for w in workloads] == [(n, 4, torch.bfloat16, 1e-5) for n in (3, 4)]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ KERNEL = KERNELS["sinkhorn_forward"]
 TEXT = "def host():\n    return 41\n"
 
 
-def found(decided=DECIDED, kernel=KERNEL):
+def program(decided=DECIDED, kernel=KERNEL):
     return shipped.program(kernel, "host", decided, CPU)
 
 
@@ -38,9 +38,9 @@ def file(tmp_path, monkeypatch):
 
 
 def test_a_program_is_found_by_what_decides_its_code(file, monkeypatch):
-    assert found()() == 41
-    assert found(("another config", DECIDED[1])) is None
-    assert found(kernel=KERNELS["sinkhorn_backward"]) is None
+    assert program()() == 41
+    assert program(("another config", DECIDED[1])) is None
+    assert program(kernel=KERNELS["sinkhorn_backward"]) is None
     for owner, name, other in (
         (program_cache, "target", lambda device: ("another device",)),
         (shipped, "source", lambda kernel: "another digest"),
@@ -51,9 +51,9 @@ def test_a_program_is_found_by_what_decides_its_code(file, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, other)
             shipped.programs.cache_clear()
-            assert found() is None, name
+            assert program() is None, name
     monkeypatch.setenv("HELION_STATIC_SHAPES", "1")
-    assert found() is None
+    assert program() is None
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_versions_that_decide(file, monkeypatch, package, version, is_found):
     monkeypatch.setattr(
         importlib.metadata, "version", lambda name: version if name == package else installed(name)
     )
-    assert (found() is not None) is is_found
+    assert (program() is not None) is is_found
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_of_a_damaged_file_nothing_is_used_and_one_warning_says_so(file, caplog)
         file.write_bytes(damaged)
         shipped.programs.cache_clear()
         caplog.clear()
-        assert found() is found() is None
+        assert program() is program() is None
         assert [r.levelname for r in caplog.records] == ["WARNING"]
         assert "Install the package anew" in caplog.text
 

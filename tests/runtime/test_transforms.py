@@ -14,9 +14,9 @@ from helion_sinkhorn import ops, reference, sinkhorn
 
 def autograd_functions():
     """Every operator's, with and without a gradient of its own."""
-    for found in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."):
-        if found.name.endswith(".torch_op"):
-            for value in vars(importlib.import_module(found.name)).values():
+    for module in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."):
+        if module.name.endswith(".torch_op"):
+            for value in vars(importlib.import_module(module.name)).values():
                 if hasattr(value, "function"):
                     yield value.function
 
@@ -45,5 +45,5 @@ def test_what_an_ended_transform_left_behind_is_a_tensor_like_others():
     assert torch._C._functorch.is_functorch_wrapped_tensor(kept[0])
     assert torch.equal(sinkhorn(kept[0]), sinkhorn(x))
     sinkhorn(kept[0].requires_grad_())
-    found, expected = (torch.autograd.grad(sinkhorn(t * w).square().sum(), w)[0] for t in (kept[0], x))
-    assert torch.equal(found, expected)
+    gradient, expected = (torch.autograd.grad(sinkhorn(t * w).square().sum(), w)[0] for t in (kept[0], x))
+    assert torch.equal(gradient, expected)

@@ -16,9 +16,9 @@ WHOLE = torch.arange(96.0)
 def test_matrices_beyond_32_bit_offsets_are_copied_where_their_number_does_not_say_so(batch, apart, distance):
     """2^22 matrices, 1024 entries apart, are 2^26 entries, and Helion gives them 32-bit indices."""
     every_other = torch.empty(batch, apart, 4, 4, dtype=torch.bfloat16, device="meta")[:, 0]
-    found = matrices(every_other)
-    assert found.shape == (batch, 4, 4)
-    assert found.stride() == (distance, 4, 1)
+    flat = matrices(every_other)
+    assert flat.shape == (batch, 4, 4)
+    assert flat.stride() == (distance, 4, 1)
 
 
 def test_new_tensors_of_any_size_and_flat_ones_are_returned_themselves():
@@ -32,18 +32,18 @@ def test_an_axis_of_one_has_the_strides_of_a_new_tensor():
     """Wherever it stands: (tokens, 1, 8) of (1, tokens, 8) had the stride of all tokens in the middle."""
     x = torch.zeros(1, 5, 8).transpose(0, 1)
     assert (x.is_contiguous(), x.stride()) == (True, (8, 40, 1))
-    found = placed(x)
-    assert found.stride() == (8, 8, 1)
-    assert found.data_ptr() == x.data_ptr()
+    restrided = placed(x)
+    assert restrided.stride() == (8, 8, 1)
+    assert restrided.data_ptr() == x.data_ptr()
 
 
 @pytest.mark.parametrize("steps", [3, 5])
 def test_one_of_a_batch_has_the_strides_of_a_batch_of_one(steps):
     """Strides are constants of the code: the last step of any sequence has the same, within 32 bits."""
     sequence = torch.zeros(1, steps, 4, 8)
-    found = flattened(sequence[:, -1], 2)
-    assert found.stride() == (32, 8, 1)
-    assert found.data_ptr() == sequence[0, -1].data_ptr()
+    flat = flattened(sequence[:, -1], 2)
+    assert flat.stride() == (32, 8, 1)
+    assert flat.data_ptr() == sequence[0, -1].data_ptr()
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_one_of_a_batch_has_the_strides_of_a_batch_of_one(steps):
     ],
 )
 def test_the_rest_is_a_view_or_a_copy_of_the_same_values(x, kept, copied):
-    found = flattened(x, kept)
-    assert torch.equal(found, x.reshape(-1, *x.shape[x.dim() - kept :]))
-    assert found.is_contiguous()
-    assert found.data_ptr() % VECTOR_BYTES == 0
-    assert (found.data_ptr() != x.data_ptr()) == copied
+    flat = flattened(x, kept)
+    assert torch.equal(flat, x.reshape(-1, *x.shape[x.dim() - kept :]))
+    assert flat.is_contiguous()
+    assert flat.data_ptr() % VECTOR_BYTES == 0
+    assert (flat.data_ptr() != x.data_ptr()) == copied

@@ -45,14 +45,14 @@ def test_what_it_names_is_found_without_a_link_and_right(tables, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_errors_are_compared_with_those_of_inductor(tables, name):
     """Eager is in its place, so that the ratio of eager is 1 to the bit."""
-    found = {backend: metrics for backend, (_, _, metrics) in tables[name]["rows"].items()}
-    assert found["eager"]["err_over_inductor"] == found["torch_compile"]["err_over_inductor"] == 1
-    ours, theirs = (found[backend]["share_of_budget"] for backend in (tables[name]["ours"], "torch_compile"))
+    rows = {backend: metrics for backend, (_, _, metrics) in tables[name]["rows"].items()}
+    assert rows["eager"]["err_over_inductor"] == rows["torch_compile"]["err_over_inductor"] == 1
+    ours, theirs = (rows[backend]["share_of_budget"] for backend in (tables[name]["ours"], "torch_compile"))
     assert theirs > 0
-    assert found[tables[name]["ours"]]["err_over_inductor"] == ours / theirs
+    assert rows[tables[name]["ours"]]["err_over_inductor"] == ours / theirs
 
 
 @pytest.mark.parametrize("name", ["hc_pre", "sinkhorn"])
 def test_without_inductor_there_is_no_ratio(tables, name):
-    found = tables[f"{name} alone"]["rows"]
-    assert {metrics["err_over_inductor"] for _, _, metrics in found.values()} == {None}
+    rows = tables[f"{name} alone"]["rows"]
+    assert {metrics["err_over_inductor"] for _, _, metrics in rows.values()} == {None}

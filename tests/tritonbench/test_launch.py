@@ -146,6 +146,6 @@ def test_operators_run_in_turn_and_each_counts(monkeypatch):
 def test_every_run_has_to_report(tmp_path: Path, text, runs, why):
     path = tmp_path / "verdicts"
     path.write_text(text)
-    found = gate.verdict(str(path), runs)
-    assert why in found
-    assert bool(found) is bool(why)
+    verdict = gate.verdict(str(path), runs)
+    assert why in verdict
+    assert bool(verdict) is bool(why)

@@ -71,12 +71,12 @@ def parts_of(name):
 def test_cases_are_the_bench_workloads(name):
     workload, flags, expected, shapes = CASES[name]
     parts = parts_of(name)
-    found, bench = (
+    cases, bench = (
         [tuple(getattr(row, k, None) for k in SIZES) for row in rows]
         for rows in (parts.cases(parts.parse([]), torch.bfloat16), tagged("bench", workload))
     )
     # some come in several dtypes
-    assert found == [*dict.fromkeys(bench)]
+    assert cases == [*dict.fromkeys(bench)]
     (row,) = parts.cases(parts.parse(flags.split()), torch.float16)
     assert {k: getattr(row, k) for k in (*expected, "dtype")} == {**expected, "dtype": torch.float16}
     assert shapes is None or [tuple(t.shape) for t in parts.inputs(row, "cpu")] == shapes
@@ -191,8 +191,8 @@ def test_an_input_reads_well(name, flags, shown):
 
 
 def test_pieces_have_every_row_once():
-    found = [(piece.start, piece.stop) for piece in pieces(10, 7, 2)]
-    assert found == [(0, 3), (3, 6), (6, 9), (9, 10)]
+    spans = [(piece.start, piece.stop) for piece in pieces(10, 7, 2)]
+    assert spans == [(0, 3), (3, 6), (6, 9), (9, 10)]
 
 
 def test_a_budget_of_nan_allows_no_error():

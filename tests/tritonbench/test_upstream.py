@@ -41,9 +41,9 @@ def run(tmp_path, *words, change="", package=True, said=""):
         change = "assert module.helion_sinkhorn is None"
         (tree / "helion_sinkhorn.py").write_text("raise ModuleNotFoundError('helion_sinkhorn')")
     code = RUN.format(tree=str(tree), words=words, change=change)
-    found = printed("-c", code, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path)
-    assert said in found
-    return json.loads(found.splitlines()[-1])
+    output = printed("-c", code, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path)
+    assert said in output
+    return json.loads(output.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def run(tmp_path, *words, change="", package=True, said=""):
 )
 def test_it_runs_by_itself_and_is_accurate(tmp_path, mode, flags, n, n_iters):
     words = f"--mode {mode} {flags} --metrics latency,accuracy,gbps,flops --only eager,helion"
-    found = run(tmp_path, *words.split())
-    ((x, row),) = found["rows"]
+    table = run(tmp_path, *words.split())
+    ((x, row),) = table["rows"]
     assert x == [1024, n, n, n_iters]
-    assert found["ours"] == []
+    assert table["ours"] == []
     accuracy, extra, error = row["helion"]
     assert (accuracy, error) == (True, None)
     assert extra["flops"] == {"fwd": 1, "fwd_bwd": 3}[mode] * 4 * 1024 * n * n * n_iters
@@ -86,8 +86,8 @@ module.helion_sinkhorn = lambda *a, **o: Wrong.apply(right(*a, **o))
 )
 def test_a_wrong_function_is_inaccurate(tmp_path, mode, value, gradient):
     change = WRONG.format(value=value, gradient=gradient)
-    found = run(tmp_path, "--mode", mode, "--metrics", "accuracy", "--only", "eager,helion", change=change)
-    accuracy, _, error = found["rows"][0][1]["helion"]
+    table = run(tmp_path, "--mode", mode, "--metrics", "accuracy", "--only", "eager,helion", change=change)
+    accuracy, _, error = table["rows"][0][1]["helion"]
     assert (accuracy, error) == (False, None)
 
 
@@ -96,10 +96,10 @@ def test_the_speedup_is_plotted(tmp_path):
         pytest.importorskip(package, reason="triton.testing plots with pandas and matplotlib")
     change = "Operator.run = lambda self, run=Operator.run: (run(self), speed(self), self.plot())\n"
     change += "def speed(self):\n    for _, row in self.output.result: row['helion'].speedup = 7.5\n"
-    found = run(tmp_path, "--metrics", "latency,speedup", "--only", "eager,helion", change=change, said="7.5")
-    assert len(found["rows"]) == 1
+    table = run(tmp_path, "--metrics", "latency,speedup", "--only", "eager,helion", change=change, said="7.5")
+    assert len(table["rows"]) == 1
 
 
 def test_it_needs_no_helion_sinkhorn(tmp_path):
-    found = run(tmp_path, "--metrics", "latency", "--skip", "torch_compile", package=False)
-    assert list(found["rows"][0][1]) == ["eager"]
+    table = run(tmp_path, "--metrics", "latency", "--skip", "torch_compile", package=False)
+    assert list(table["rows"][0][1]) == ["eager"]

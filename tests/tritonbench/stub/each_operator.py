@@ -52,6 +52,6 @@ if __name__ == "__main__":
     with tempfile.NamedTemporaryFile() as file, contextlib.redirect_stdout(sys.stderr):
         os.environ[VERDICTS] = file.name
         mappings = json.loads(sys.argv[1])
-        found = {name: table_of(name, names, False) for name, names in mappings.items()}
-        found |= {f"{name} alone": table_of(name, mappings[name], True) for name in ("hc_pre", "sinkhorn")}
-    print(json.dumps(found))
+        tables = {name: table_of(name, names, False) for name, names in mappings.items()}
+        tables |= {f"{name} alone": table_of(name, mappings[name], True) for name in ("hc_pre", "sinkhorn")}
+    print(json.dumps(tables))

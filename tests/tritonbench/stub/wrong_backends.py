@@ -187,8 +187,8 @@ def planted(kind, function, mode):
             return out
         several = (out,) if isinstance(out, torch.Tensor) else out
         wrong.keys = [str(k) for k in range(len(several))]
-        found = tuple(Result.apply(t, wrong, str(k)) for k, t in enumerate(several))
-        return found[0] if isinstance(out, torch.Tensor) else found
+        wrapped = tuple(Result.apply(t, wrong, str(k)) for k, t in enumerate(several))
+        return wrapped[0] if isinstance(out, torch.Tensor) else wrapped
 
     return call
 
@@ -273,7 +273,7 @@ if __name__ == "__main__":
     # before the modules of operators take it from there
     bounds.pieces = halves
     Judged.ATOMICS[BY_ATOMICS] = "adds in any order"
-    found, current = {}, [None]
+    failures, current = {}, [None]
     with contextlib.redirect_stdout(sys.stderr):
         for name in SIZES:
             plant(name, WRONG, current)
@@ -281,5 +281,5 @@ if __name__ == "__main__":
             for of, wrong in RUNS.items():
                 mode, precision = of.split()
                 current[0] = mode
-                found[f"{name} {of}"] = failed(name, mode, precision, wrong)
-    print(json.dumps(found))
+                failures[f"{name} {of}"] = failed(name, mode, precision, wrong)
+    print(json.dumps(failures))

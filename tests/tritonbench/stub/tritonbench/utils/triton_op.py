@@ -19,8 +19,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def baselines_of(name):
-    found = BASELINE_BENCHMARKS[name]
-    return [found] if isinstance(found, str) else found
+    baselines = BASELINE_BENCHMARKS[name]
+    return [baselines] if isinstance(baselines, str) else baselines
 
 
 class Mode(Enum):
