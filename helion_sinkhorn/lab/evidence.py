@@ -98,6 +98,8 @@ class Evidence:
     """Tokens or matrices that the tuner tests a config by; a multiple of 16, as timed batches are."""
     same_bits: frozenset[str] = frozenset()
     """Results with the same bits for every config, since batches of other sizes may have other configs."""
+    before: Calls = nothing
+    """Kernels that a call launches to make what its workload begins with."""
     others: Calls = nothing
     """Kernels of other operators that make results of this one too."""
     optional: frozenset[str] = frozenset()

@@ -416,6 +416,9 @@ CALLS = {
     "sinkhorn n=4 m=8 form=log first=cols n_iters=7": lambda: hs.sinkhorn(
         normal(64, 4, 8), 7, form="log", first="cols"
     ),
+    "sinkhorn n=8 m=8 form=log n_iters=50 backward=implicit": lambda: hs.sinkhorn(
+        normal(64, 8, 8), 50, form="log", backward="implicit"
+    ),
     "dot_compress m=40 d=32 k=16 dtype=float32": lambda: hs.dot_compress(
         normal(64, 40, 32), normal(64, 40, 16)
     ),

@@ -143,7 +143,7 @@ def launch(workload: Any, device: Device, where: str = "cuda") -> None:
     if operator.call is not None:
         operator.call(workload, where)
         return
-    for name, call in operator.kernel_calls(workload):
+    for name, call in (*operator.before(workload), *operator.kernel_calls(workload)):
         choice = choose(operator.kernels[name], call, workload.batch, device)
         trial = operator.trials[choice.kernel]
         parameters = inspect.signature(trial.run).parameters.values()
