@@ -52,9 +52,9 @@ class Values:
         own = op if op in DIVIDES else f"{op} {len(self.origins)}"
         value = self.made(own, *map(self.read, sources))
         for operand in (to, *(sources[:1] if re.search("_co_|swap", op) else ())):
-            if found := re.fullmatch(r"([sv])\[(\d+):(\d+)\]", operand):
-                for number in range(int(found[2]), int(found[3]) + 1):
-                    self.held[f"{found[1]}{number}"] = self.made(f"part {number}", value)
+            if match := re.fullmatch(r"([sv])\[(\d+):(\d+)\]", operand):
+                for number in range(int(match[2]), int(match[3]) + 1):
+                    self.held[f"{match[1]}{number}"] = self.made(f"part {number}", value)
             else:
                 self.held[re.sub("^vcc_(lo|hi)$", "vcc", operand)] = value
         return value
@@ -81,14 +81,14 @@ class Values:
         inverse = self.made("v_cvt_u32_f32", self.made("v_mul_f32", "0x4f7ffffe", inverse))
         error = self.made("v_mul_lo_u32", self.made("s_sub_i32", "0", by), inverse)
         inverse = self.made("v_add_u32", inverse, self.made("v_mul_hi_u32", inverse, error))
-        found = self.made("v_mul_hi_u32", of, inverse)
-        rest = self.made("v_sub_u32", of, self.made("v_mul_lo_u32", found, by))
+        whole = self.made("v_mul_hi_u32", of, inverse)
+        rest = self.made("v_sub_u32", of, self.made("v_mul_lo_u32", whole, by))
         for _ in range(2):
             fits = self.made("v_cmp_le_u32", by, rest)
-            found = self.made("v_cndmask_b32", found, self.made("v_add_u32", "1", found), fits)
+            whole = self.made("v_cndmask_b32", whole, self.made("v_add_u32", "1", whole), fits)
             rest = self.made("v_cndmask_b32", rest, self.made("v_sub_u32", rest, by), fits)
         sign = self.made("s_ashr_i32", self.made("s_xor_b32", a, d), "31")
-        return self.made("v_sub_u32", self.made("v_xor_b32", sign, found), sign)
+        return self.made("v_sub_u32", self.made("v_xor_b32", sign, whole), sign)
 
 
 def negative_offsets(text: str, group: str) -> int:
@@ -99,13 +99,13 @@ def negative_offsets(text: str, group: str) -> int:
     constant.  The remainder of a workgroup's number, which a launch gives in the register `group`, is not.
     Follows registers in the order of the text.
     """
-    found, signed, values = 0, set(), Values()
+    count, signed, values = 0, set(), Values()
     number = values.made(group)
     for op, (to, *sources), _ in gcn_instructions(text):
         if op.startswith("buffer_"):
             modifiers = (sources or [to])[-1]
             offset = to if re.search(r"\blds\b", modifiers) else sources[0]
-            found += offset in signed and re.search(r"\boffset:[1-9]", modifiers) is not None
+            count += offset in signed and re.search(r"\boffset:[1-9]", modifiers) is not None
             values.write(op, to, sources)
             continue
         multiple = op == "v_mul_lo_u32" and any(values.is_negative_constant(values.read(s)) for s in sources)
@@ -117,4 +117,4 @@ def negative_offsets(text: str, group: str) -> int:
             signed.add(to)
         else:
             signed.discard(to)
-    return found
+    return count

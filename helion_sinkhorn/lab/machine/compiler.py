@@ -110,8 +110,8 @@ class Compiler(contextlib.AbstractContextManager):
 
     def neighbours(self, job: Job) -> list[Items]:
         """The neighbours of this job's config in Helion's own space; none if Helion refuses the job."""
-        found = self.ask(job, neighbours=True).get("configs", [])
-        return [tuple((k, hashable(v)) for k, v in c.items()) for c in found]
+        configs = self.ask(job, neighbours=True).get("configs", [])
+        return [tuple((k, hashable(v)) for k, v in c.items()) for c in configs]
 
     def ask(self, job: Job, **more: bool) -> dict[str, Any]:
         """What the child answers to a job, with its "problems"."""

@@ -32,10 +32,10 @@ def arithmetic(ops: Iterable[str]) -> dict[str, int]:
 
 def bits(op: str) -> int:
     """How many bits a thread moves with a load or store."""
-    if found := re.search(r"\.[US]?(8|16|64|128|256)\b|_b(8|16|32|64|96|128)\b", op):
-        return int(found[1] or found[2])
-    if found := re.search(r"_dwordx(\d)", op):
-        return 32 * int(found[1])
+    if match := re.search(r"\.[US]?(8|16|64|128|256)\b|_b(8|16|32|64|96|128)\b", op):
+        return int(match[1] or match[2])
+    if match := re.search(r"_dwordx(\d)", op):
+        return 32 * int(match[1])
     return 16 if "short" in op else 8 if "byte" in op else 32
 
 
@@ -70,13 +70,13 @@ def contested_fusions(ptx: str) -> int:
     is never fused, and neither is inline assembly.
     """
     made: dict[str, str] = {}
-    found = 0
+    count = 0
     compiled = re.sub(r"// begin inline asm.*?// end inline asm", "", ptx, flags=re.DOTALL)
     for match in filter(None, map(ASSIGNMENT.match, compiled.splitlines())):
         addend = match["sources"].split(",")[-1].strip()
-        found += match["op"] == "fma.rn.f32" and made.get(addend) == "mul.f32"
+        count += match["op"] == "fma.rn.f32" and made.get(addend) == "mul.f32"
         made[match["to"]] = match["op"]
-    return found
+    return count
 
 
 MATRIX_STATES = 19
@@ -85,10 +85,10 @@ MATRIX_STATES = 19
 
 def registers_of(operand: str) -> set[int]:
     """The vector registers that an AMD operand names: v7, v[2:17]."""
-    found = re.match(r"[-|]*v(?:\[(\d+):(\d+)\]|(\d+))", operand)
-    if found is None:
+    match = re.match(r"[-|]*v(?:\[(\d+):(\d+)\]|(\d+))", operand)
+    if match is None:
         return set()
-    first, last = (found[1], found[2]) if found[1] else (found[3], found[3])
+    first, last = (match[1], match[2]) if match[1] else (match[3], match[3])
     return set(range(int(first), int(last) + 1))
 
 
@@ -98,17 +98,17 @@ def assembly_behind_matrix(text: str) -> int:
     LLVM inserts the wait states that AMD's matrix instructions need, and does not look into inline assembly.
     Follows registers in the order of the text.
     """
-    found, clock = 0, 0
+    count, clock = 0, 0
     written: dict[int, int] = {}
     for op, (to, *sources), assembly in mnemonics.gcn_instructions(text):
         clock += 1 + (int(to, 0) if op == "s_nop" else 0)
         named = set().union(*map(registers_of, (to, *sources)))
-        found += assembly and any(clock - written[r] <= MATRIX_STATES for r in named & written.keys())
+        count += assembly and any(clock - written[r] <= MATRIX_STATES for r in named & written.keys())
         for register in registers_of(to):
             written.pop(register, None)
             if op.startswith("v_mfma"):
                 written[register] = clock
-    return found
+    return count
 
 
 def nvidia_facts(ptx: str, sass: str, usage: str) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def nvidia_facts(ptx: str, sass: str, usage: str) -> dict[str, Any]:
     ops, loops = mnemonics.disassembled(sass, mnemonics.SASS)
     use = {k: int(v) for k, v in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
     counts = mnemonics.classify(ops)
-    operations = arithmetic(found["op"] for line in ptx.splitlines() if (found := PTX.match(line)))
+    operations = arithmetic(match["op"] for line in ptx.splitlines() if (match := PTX.match(line)))
     # what ptxas makes of div.full has no instruction of its own
     divisions = sum(count for op, count in operations.items() if re.match(r"div\.|rcp\.rn", op))
     if divisions:

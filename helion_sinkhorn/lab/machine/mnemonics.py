@@ -53,17 +53,17 @@ def disassembled(text: str, grammar: re.Pattern[str]) -> tuple[list[str], list[t
     labels: dict[str, int] = {}
     loops: list[tuple[int, int]] = []
     for line in text.splitlines():
-        found = grammar.match(line)
-        if found is None:
+        match = grammar.match(line)
+        if match is None:
             continue
-        if found["label"]:
-            labels[found["label"]] = len(ops)
+        if match["label"]:
+            labels[match["label"]] = len(ops)
             continue
-        target = re.search(r"\.L\w+", found["rest"]) if PATTERNS["branch"].match(found["op"]) else None
+        target = re.search(r"\.L\w+", match["rest"]) if PATTERNS["branch"].match(match["op"]) else None
         # a branch to itself is the trap after the end of a kernel
         if target and labels.get(target[0], len(ops)) < len(ops):
             loops.append((labels[target[0]], len(ops)))
-        ops.append(found["op"])
+        ops.append(match["op"])
     inner = [a for a in loops if not any(b != a and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
     return ops, inner
 

@@ -111,15 +111,15 @@ def neighbours(kernel: Any, arguments: tuple[Any, ...]) -> list[dict[str, Any]]:
     flat = space.flatten(start)
 
     def values(place: int) -> list[Any]:
-        found = space.flat_spec[place].pattern_neighbors(flat[place])
+        others = space.flat_spec[place].pattern_neighbors(flat[place])
         if not isinstance(space.flat_spec[place], ListOf):
-            return found
+            return others
         # one for each load or store of the kernel: all of them alike, or there is no end of it
-        return [v for v in found if v and all(one == v[0] for one in v)]
+        return [v for v in others if v and all(one == v[0] for one in v)]
 
     def changes() -> Iterator[dict[int, Any]]:
         places = {place: values(place) for place in range(len(flat))}
-        yield from ({place: value} for place, found in places.items() for value in found)
+        yield from ({place: value} for place, others in places.items() for value in others)
         sizes = [
             place
             for place, fragment in enumerate(space.flat_spec)
@@ -130,16 +130,16 @@ def neighbours(kernel: Any, arguments: tuple[Any, ...]) -> list[dict[str, Any]]:
                 yield {first: one, second: other}
 
     own = dict(space.unflatten([*flat]).config)
-    found = []
+    differences = []
     for change in changes():
         try:
             config = space.unflatten([change.get(place, value) for place, value in enumerate(flat)]).config
         except InvalidConfig:
             continue
         differs = {name: value for name, value in config.items() if value != own.get(name)}
-        if differs and differs not in found:
-            found.append(differs)
-    return [{**start.config, **differs} for differs in found]
+        if differs and differs not in differences:
+            differences.append(differs)
+    return [{**start.config, **differs} for differs in differences]
 
 
 def serve(device: Device) -> None:

@@ -60,9 +60,9 @@ def here(asked: str, local_rank: int) -> str:
         refuse("tune", f"asked for {asked}, found no GPU; {advice}")
     index = local_rank % torch.cuda.device_count()
     torch.cuda.set_device(index)
-    found, name = current(index), torch.cuda.get_device_name(index)
-    if found.key != asked:
-        refuse("tune", f"asked for {asked}, found {found.key} ({name}); {advice}")
+    device, name = current(index), torch.cuda.get_device_name(index)
+    if device.key != asked:
+        refuse("tune", f"asked for {asked}, found {device.key} ({name}); {advice}")
     return name
 
 
@@ -101,7 +101,7 @@ def tune(arguments: argparse.Namespace) -> int:
         if not groups:
             return 0
     evidence = "compiled" if arguments.offline else "measured"
-    results, found = [], []
+    results, finals = [], []
     work = plan.work_left(groups, options, evidence)
     with Progress("keys", len(work), console, work=sum(work.values())) as progress:
         try:
@@ -118,7 +118,7 @@ def tune(arguments: argparse.Namespace) -> int:
                     key = result.group.kernel, result.group.call, result.batch
                     progress.step(work.get(key, 0.0))
                 if arguments.effort == "full" and not arguments.offline:
-                    found += search.search(results, options, say=say)
+                    finals += search.search(results, options, say=say)
         except deadline.OutOfTime:
             left = len(plan.work_left(groups, options, evidence))
             spent = duration(arguments.budget)
@@ -127,9 +127,9 @@ def tune(arguments: argparse.Namespace) -> int:
         said = "predictions from machine code; none of these was run" if arguments.offline else "microseconds"
         rows = (offline if arguments.offline else tuner).report(results)
         table(f"{arguments.device}: {said}", tuner.COLUMNS, rows)
-    if found:
+    if finals:
         title = "faster than what is stored; to store one, put it into its kernel's space (space.py)"
-        table(title, search.COLUMNS, search.report(found))
+        table(title, search.COLUMNS, search.report(finals))
     return 0
 
 
@@ -182,23 +182,23 @@ def check(arguments: argparse.Namespace) -> int:
     folder, page = arguments.out, arguments.out / "README.md"
     if not cache.files(folder):
         refuse("check", f"{folder} holds no tuning file; name a folder laid out like tuning_cache/")
-    found = list(cache.complaints(folder))
+    problems = list(cache.complaints(folder))
     # a file with something wrong may have no tables
-    if not found and page.exists() and written(folder) != page.read_text():
-        found.append(f"{page} is not what the data say: `python -m helion_sinkhorn readme` writes it anew")
+    if not problems and page.exists() and written(folder) != page.read_text():
+        problems.append(f"{page} is not what the data say: `python -m helion_sinkhorn readme` writes it anew")
     if not arguments.no_compile:
         workers = arguments.workers or len(os.sched_getaffinity(0))
         total = sum(len(cache.jobs(folder, key)) for key in DEVICES)
         with Progress("programs", total, console) as progress:
-            found += cache.miscompiled(folder, workers, say=console.print, done=progress.step)
-    for line in found:
+            problems += cache.miscompiled(folder, workers, say=console.print, done=progress.step)
+    for line in problems:
         console.print(line)
     programs = sum(len(cache.jobs(folder, key)) for key in DEVICES)
     console.print(
-        f"{len(cache.files(folder))} files, {programs} programs, {len(found)} problems, "
+        f"{len(cache.files(folder))} files, {programs} programs, {len(problems)} problems, "
         f"{duration(time.perf_counter() - begin)}"
     )
-    return 1 if found else 0
+    return 1 if problems else 0
 
 
 def warm(arguments: argparse.Namespace) -> int:

@@ -65,11 +65,11 @@ def source(commit: str) -> dict[str, Any]:
 
 def of_package() -> dict[str, str]:
     """This package and the system: its version, where it is, its commit in a checkout, the OS."""
-    found = source("")
+    checkout = source("")
     return {
         "helion_sinkhorn": __version__,
         "path": str(Path(__file__).parents[2]),
-        "commit": found["commit"] + (" and changes" if found["dirty"] else ""),
+        "commit": checkout["commit"] + (" and changes" if checkout["dirty"] else ""),
         "system": platform.platform(),
     }
 

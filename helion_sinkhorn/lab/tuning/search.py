@@ -94,13 +94,13 @@ def search(
                 finally:
                     compiled.stop()
 
-            found = beyond(result, around, timed, end)
-            right = (c for c, _ in sorted(found, key=by_time) if judge(group, c) <= 1)
+            points = beyond(result, around, timed, end)
+            right = (c for c, _ in sorted(points, key=by_time) if judge(group, c) <= 1)
             best = itertools.islice(right, FINALISTS)
             default = default_choice(KERNELS[group.kernel], group.call, device)
             finals = tune_key(group, result.batch, [default, *best], result.winner, bench, math.inf)
             say(
-                f"  {group.name} B={result.batch}: {len(found)} configs of Helion's space; "
+                f"  {group.name} B={result.batch}: {len(points)} configs of Helion's space; "
                 f"{digits(result.us)} us stored, {digits(finals.us)} us the best"
             )
             if not any(same(finals.winner, choice) for choice in (default, result.winner)):
@@ -114,7 +114,7 @@ def beyond(result: Result, around: Around, timed: Callable[[Sequence[Choice]], P
     from the next of the tuner's points, until `end` on time.monotonic's clock.
     """
     seen = [choice for choice, _ in result.times]
-    found: Points = []
+    points: Points = []
     for start, us in sorted(result.times, key=by_time)[:FINALISTS]:
         point, best = start, us
         while time.monotonic() < end:
@@ -123,12 +123,12 @@ def beyond(result: Result, around: Around, timed: Callable[[Sequence[Choice]], P
             new = [choice for choice in others if not any(same(choice, old) for old in seen)]
             seen += new
             times = timed(new) if new else []
-            found += times
+            points += times
             fastest = min(times, key=by_time, default=(point, best))
             if fastest[1] > (1 - GAIN) * best:
                 break
             point, best = fastest
-    return found
+    return points
 
 
 def by_time(point: tuple[Choice, float]) -> float:
@@ -155,12 +155,12 @@ def times_of(
 COLUMNS = ["key", "batch", "stored", "found", "stored / found", "error", "config"]
 
 
-def report(found: Sequence[Result]) -> list[tuple[str, ...]]:
+def report(finals: Sequence[Result]) -> list[tuple[str, ...]]:
     """Rows of a table, of COLUMNS: microseconds of what is stored and of what is outside of its space."""
     return [
         (
             r.group.name, str(r.batch), str(digits(r.old_us)), str(digits(r.us)), f"{r.old_us / r.us:.2f}",
             f"{r.err:.2f}", spelled(r.winner),
         )
-        for r in found
+        for r in finals
     ]  # fmt: skip

@@ -82,9 +82,9 @@ def workloads(operator: str, given: Sequence[str]) -> list[Any]:
             raise ValueError(f"{name} is given twice; write all its values as {name}=value,value")
         lists[name] = [read(name, known[name], value) for value in values.split(",")]
     combinations = itertools.product(*lists.values())
-    found = [dataclasses.replace(base, **dict(zip(lists, values, strict=True))) for values in combinations]
-    check(operator, found)
-    return found
+    calls = [dataclasses.replace(base, **dict(zip(lists, values, strict=True))) for values in combinations]
+    check(operator, calls)
+    return calls
 
 
 def read(name: str, kind: Any, text: str) -> Any:
@@ -154,15 +154,15 @@ def launch(workload: Any, device: Device, where: str = "cuda") -> None:
 
 def launches(workload: Any, device: Device) -> list[tuple[Built, tuple[Any, ...]]]:
     """The launches of a call and its gradient on a presented device; none is made."""
-    found: list[tuple[Built, tuple[Any, ...]]] = []
+    notes: list[tuple[Built, tuple[Any, ...]]] = []
 
     def note(kernel: Built, *arguments: Any) -> None:
-        found.append((kernel, arguments))
+        notes.append((kernel, arguments))
 
     noting = Launcher(lambda index: (device, device.asm, False), note)
     with launching_with(noting):
         launch(workload, device, "meta")
-    return found
+    return notes
 
 
 def generate(workload: Any, device: Device) -> None:

@@ -76,19 +76,19 @@ def tune_offline(
         for number, group in enumerate(left, 1):
             binaries = compiled.binaries(group)
             try:
-                found = [ranked(group, batch, binaries, options) for batch in group.batches]
+                picks = [ranked(group, batch, binaries, options) for batch in group.batches]
             except RuntimeError as failure:
                 say(f"{group.name}: {failure}; nothing is written for it")
                 continue
             default, run = binaries[0].job.choice, provenance(group.kernel, "compiled", options)
-            moved = sum(not (r.measured or known.same(r.choice, default)) for r in found)
+            moved = sum(not (r.measured or known.same(r.choice, default)) for r in picks)
             say(
                 f"[{time.perf_counter() - begin:.0f} s] {number}/{len(left)} {group.name}: "
-                f"{sum(not b.problems for b in binaries)} sound candidates; of {len(found)} keys {moved} get "
-                f"another than the default, {sum(bool(r.measured) for r in found)} as measured"
+                f"{sum(not b.problems for b in binaries)} sound candidates; of {len(picks)} keys {moved} get "
+                f"another than the default, {sum(bool(r.measured) for r in picks)} as measured"
             )
             # picks first: what look-up gives in place of a default depends on them
-            for result in sorted(found, key=lambda r: known.same(r.choice, default)):
+            for result in sorted(picks, key=lambda r: known.same(r.choice, default)):
                 yield written(result, default, run, options)
     finally:
         compiled.stop()

@@ -59,8 +59,8 @@ class Loop(NamedTuple):
     """Matrix-vector products of one trip, a rank-one update counting as one; 0 where nothing is unrolled."""
 
 
-def loops_of(kernel: str, call: SinkhornCall, variant: dict[str, Any], found: int) -> list[Loop]:
-    """The `found` loops that are left in machine code, in program order: the shortest are unrolled away.
+def loops_of(kernel: str, call: SinkhornCall, variant: dict[str, Any], count: int) -> list[Loop]:
+    """The `count` loops that are left in machine code, in program order: the shortest are unrolled away.
 
     Those that take segments back are the last of a program, and too large to be unrolled.
     """
@@ -72,7 +72,7 @@ def loops_of(kernel: str, call: SinkhornCall, variant: dict[str, Any], found: in
         # a loop of one trip is none
         every = [Loop(trips) for trips in forward if trips > 1]
         back = [Loop(trips) for trips in (tail - 1, head) if trips > 1]
-        back = back[max(0, len(back) - found) :]
+        back = back[max(0, len(back) - count) :]
     else:
         length = segment(call)
         restarts = max(0, steps - 1) // length
@@ -80,7 +80,7 @@ def loops_of(kernel: str, call: SinkhornCall, variant: dict[str, Any], found: in
         every = [Loop(head, 2), *[Loop(restarts * length, 2)] * (restarts > 0)]
         if kernel == "sinkhorn_backward_history":
             every += [Loop(restarts * (length - 1), 4)] * (restarts > 0) + [Loop(head - 1, 4)]
-    left = found - len(back)
+    left = count - len(back)
     longest = sorted(range(len(every)), key=lambda i: -every[i].trips)[:left]
     return [every[i] for i in sorted(longest)] + [Loop(1)] * (left - len(longest)) + back
 
