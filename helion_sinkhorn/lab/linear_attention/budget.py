@@ -102,9 +102,9 @@ class Case:
     def run_module(self, module, **options: object) -> Named:
         """All results of a module with `forward` and `backward`, called as the operators call it."""
         wanted = all_of(self.problem.differentiable)
-        found = module.backward(self.do, self.dend, self.problem, wanted, **options)
-        gradients = [x for x in found if x is not None]
-        return {**self.run_forward(module, **options), **self.named(gradients)}
+        gradients = module.backward(self.do, self.dend, self.problem, wanted, **options)
+        present = [x for x in gradients if x is not None]
+        return {**self.run_forward(module, **options), **self.named(present)}
 
     def run_forward(self, module, **options: object) -> Named:
         """o and end of such a module."""
@@ -136,9 +136,9 @@ class Case:
         largest = {name: torch.zeros_like(x) for name, x in self.exact.items()}
         for chunk in CHUNKS if method == "chunked" else (CHUNK,):
             errors = dataclasses.replace(Errors.of(self.inputs["q"]), chunk=chunk)
-            found = self.wide.evaluated(method, errors, SAMPLES)
+            samples = self.wide.evaluated(method, errors, SAMPLES)
             for name, x in self.exact.items():
-                largest[name] = torch.maximum(largest[name], (found[name] - x).square().mean(0))
+                largest[name] = torch.maximum(largest[name], (samples[name] - x).square().mean(0))
         return largest
 
     def judge(self, results: Named, method: str = "recurrent") -> dict[str, float]:
@@ -164,15 +164,15 @@ def limits(variances: Named) -> Named:
     It is five deviations: an entry's own, but at least that of its vector or state.  For gates of whole steps
     and heads it is the largest deviation, since it is estimated from few samples.
     """
-    found = {}
+    largest = {}
     for name, variance in variances.items():
         if name in ("dg", "dg_gamma"):
             variance = variance.amax(-1 if name == "dg_gamma" else 1, keepdim=True).expand_as(variance)
         else:
             axes = (-2, -1) if name in ("end", "dinitial_state") else (-1,)
             variance = torch.maximum(variance, variance.mean(axes, keepdim=True))
-        found[name] = SIGMAS * variance.sqrt() + UNDERFLOW
-    return found
+        largest[name] = SIGMAS * variance.sqrt() + UNDERFLOW
+    return largest
 
 
 def names(workload: AttentionWorkload) -> list[str]:
@@ -225,14 +225,14 @@ def copied(workload: AttentionWorkload, tensors: Sequence[torch.Tensor]) -> list
 
 def by_elements(workload: AttentionWorkload, results: Named) -> Named:
     """The results of `case_of`, an element each; what sums over elements is left out."""
-    found = {name: x for name, x in results.items() if name != "dg_gamma"}
+    elements = {name: x for name, x in results.items() if name != "dg_gamma"}
     if workload.lengths:
         sizes = dict.fromkeys(STATES, (-1, len(workload.lengths)))
-        found = {
+        elements = {
             n: (x if n in STATES else x[0]).unflatten(0, sizes.get(n, (-1, workload.steps)))
-            for n, x in found.items()
+            for n, x in elements.items()
         }
-    return found
+    return elements
 
 
 def computed(
@@ -242,13 +242,13 @@ def computed(
     tensors: Sequence[torch.Tensor],
 ) -> Named:
     """What computes a case, for the results in `of`: of all elements together, dg_gamma of copies of each."""
-    found = {}
+    results = {}
     if {*of} - {"dg_gamma"}:
-        found = by_elements(workload, compute(case_of(workload, *tensors)))
+        results = by_elements(workload, compute(case_of(workload, *tensors)))
     if "dg_gamma" in of:
         each = [case_of(workload, *copied(workload, one)) for one in one_by_one(tensors)]
-        found["dg_gamma"] = torch.stack([compute(case)["dg_gamma"] for case in each])
-    return {name: found[name] for name in of}
+        results["dg_gamma"] = torch.stack([compute(case)["dg_gamma"] for case in each])
+    return {name: results[name] for name in of}
 
 
 def joined(parts: Sequence[Named]) -> Named:

@@ -132,12 +132,12 @@ def one_sided(case: Case, method: str, seed: int) -> Named:
     return case.wide.evaluated(method, Systematic(seed, generator=generator, cuts=method == "chunked"))
 
 
-def peer_of(exact: torch.Tensor, budget: torch.Tensor, found: torch.Tensor) -> Peer:
+def peer_of(exact: torch.Tensor, budget: torch.Tensor, baseline: torch.Tensor) -> Peer:
     """What autograd found in float32, relative to the budgets of rows; 4 roundoffs of a row tell nothing."""
     scale = budget.amax(-1, keepdim=True).expand_as(budget)
     row = exact.abs().amax(-1, keepdim=True)
-    floor = ((4 * rounding.UNIT * row + rounding.half_ulp(exact, found.dtype)) / scale).amax((-2, -1))
-    return Peer(scale, torch.maximum(largest_error(found, exact, scale), floor), floor)
+    floor = ((4 * rounding.UNIT * row + rounding.half_ulp(exact, baseline.dtype)) / scale).amax((-2, -1))
+    return Peer(scale, torch.maximum(largest_error(baseline, exact, scale), floor), floor)
 
 
 def truths(workload: AttentionWorkload, *tensors: torch.Tensor) -> dict[str, Truth]:
@@ -149,7 +149,7 @@ def truths(workload: AttentionWorkload, *tensors: torch.Tensor) -> dict[str, Tru
 
     exact = of_all(lambda case: case.exact)
     baseline = of_all(lambda case: case.cast(torch.float32).run(reference.recurrent_linear_attention))
-    found = {}
+    by_title = {}
     for method in methods(workload):
         budgets = of_all(functools.partial(budgets_of, method=method))
         leaning = [
@@ -165,10 +165,10 @@ def truths(workload: AttentionWorkload, *tensors: torch.Tensor) -> dict[str, Tru
             peer = peer_of(value, budget, baseline[name].to(dtype)) if compared else None
             lean = max(abs(bias(x[name], value, deviation)) for x in leaning)
             axes = together(workload, method, name)
-            found[title(method, name)] = Truth(
+            by_title[title(method, name)] = Truth(
                 value, budget, deviation, scale, lean, len(cases), axes, dtype, peer
             )
-    return found
+    return by_title
 
 
 def run(
@@ -177,16 +177,16 @@ def run(
     """The results of each method by a call; the path of a CPU has those of one."""
     module, chosen = (eager, {}) if choices is None else (recurrent, {"choices": choices})
     of_chunks = (choice for choice in (choices or {}).values() if choice.kernel in chunked.KERNELS)
-    found = {}
-    for method, made in (
+    by_title = {}
+    for method, call in (
         ("recurrent", functools.partial(called, workload, module, chosen)),
         ("chunked", functools.partial(called, workload, chunked, {"choice": next(of_chunks, None)})),
     ):
         wanted = [name for name in of_walks(workload) if title(method, name) in of]
-        compute = functools.partial(made, {*wanted} <= {*VALUES})
+        compute = functools.partial(call, {*wanted} <= {*VALUES})
         results = computed(workload, compute, wanted, tensors)
-        found |= {title(method, name): x for name, x in results.items()}
-    return {name: found[name] for name in of}
+        by_title |= {title(method, name): x for name, x in results.items()}
+    return {name: by_title[name] for name in of}
 
 
 def called(

@@ -169,8 +169,8 @@ def step_by_step(x: Span, rounding: Errors) -> Named:
         "dgk": (dgk, x.k),
         "dgv": (dgv, x.v),
     }
-    found = {name: torch.stack(parts, -2) if parts else like for name, (parts, like) in vectors.items()}
-    return {**found, "end": h, "dinitial_state": dh}
+    stacks = {name: torch.stack(parts, -2) if parts else like for name, (parts, like) in vectors.items()}
+    return {**stacks, "end": h, "dinitial_state": dh}
 
 
 def in_chunks(x: Span, rounding: Errors) -> Named:
@@ -248,8 +248,8 @@ def in_chunks(x: Span, rounding: Errors) -> Named:
         # from pairs within the chunk: of step i and all steps before the gate
         dw[..., 1 : i + 1, :] += summed(within * xs[..., i : i + 1, :])[..., :i, :]
     dq, dk, dw = rounding(dq * exp(query)), rounding(dk * exp(key)), rounding(dw)
-    found = {"o": o, "dv": dv, "dq": x.scale * dq, "dk": dk, "dgk": dw}
-    return {name: joined(y) for name, y in found.items()} | {"end": end, "dinitial_state": dstart}
+    by_chunk = {"o": o, "dv": dv, "dq": x.scale * dq, "dk": dk, "dgk": dw}
+    return {name: joined(y) for name, y in by_chunk.items()} | {"end": end, "dinitial_state": dstart}
 
 
 def evaluated(
@@ -272,13 +272,13 @@ def evaluated(
             })  # fmt: skip
         for name, x in method(span, rounding).items():
             parts.setdefault(name, []).append(x)
-    found = {}
+    results = {}
     for name, of in parts.items():
         if name in ("end", "dinitial_state"):
-            found[name] = torch.cat(of, -4)
+            results[name] = torch.cat(of, -4)
         else:
             x = torch.cat(of[::-1] if reverse else of, -2)
-            found[name] = (x.flip(-2) if reverse else x).transpose(-3, -2)
-    found["dg"] = rounding.sum(found["dgk"], -1)
-    found["dg_gamma"] = rounding.sum(found["dg"].flatten(-3, -2), -2, TOKENS)
-    return {name: x for name, x in found.items() if name in ("o", "end") or name[1:] in inputs}
+            results[name] = (x.flip(-2) if reverse else x).transpose(-3, -2)
+    results["dg"] = rounding.sum(results["dgk"], -1)
+    results["dg_gamma"] = rounding.sum(results["dg"].flatten(-3, -2), -2, TOKENS)
+    return {name: x for name, x in results.items() if name in ("o", "end") or name[1:] in inputs}

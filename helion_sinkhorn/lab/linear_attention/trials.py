@@ -45,8 +45,8 @@ def run_walk(
     if call.result in ("o", "dv"):
         return (recurrent.walk(p, call.result, do, before, after, choice=choice),)
     kept = p.kept_states() if call.gates else None
-    found = recurrent.walk(p, call.result, do, before, states=kept, choice=choice)
-    return found, *(() if kept is None else (kept,))
+    gradient = recurrent.walk(p, call.result, do, before, states=kept, choice=choice)
+    return gradient, *(() if kept is None else (kept,))
 
 
 def packed(x: torch.Tensor) -> torch.Tensor:
@@ -90,8 +90,8 @@ def run_gates(
     if offsets:
         before, after = p.kept_states(), p.kept_states()
     wanted = p.gk is not None, p.g is not None or p.g_gamma is not None
-    found = gates_launch.gates(p, do, before, after, "gk", wanted, choice)
-    return tuple(x for x in found if x is not None)
+    gradients = gates_launch.gates(p, do, before, after, "gk", wanted, choice)
+    return tuple(x for x in gradients if x is not None)
 
 
 def chunk_operands(call: ChunkCall, batch: int, device: str) -> Tensors:
@@ -128,8 +128,8 @@ def run_chunk_walk(call: ChunkCall, choice: Choice, *tensors: torch.Tensor) -> T
 def run_chunk_gradients(call: ChunkCall, choice: Choice, *tensors: torch.Tensor) -> Tensors:
     _, _, _, decay, before, after, *given = tensors
     p, do = problem(call, given)
-    found = chunked.gradients(p, decay, do, before, after, choice=choice)
-    return tuple(x for x in found if x is not None)
+    gradients = chunked.gradients(p, decay, do, before, after, choice=choice)
+    return tuple(x for x in gradients if x is not None)
 
 
 def of_call(kernel: str, call: WalkCall | ChunkCall, states: int) -> AttentionWorkload:
@@ -146,8 +146,8 @@ def error(call: WalkCall | ChunkCall, choice: Choice, device: str) -> float:
     there = case.to(device)
     if choice.kernel == recurrent.KERNEL:
         vectors, gates = ([there.inputs[name] for name in names] for names in ("qkv", call.gates.split()))
-        found, *_ = run_walk(call, choice, *vectors, there.do, *gates)
-        return max(case.judge({call.result: found}).values())
+        result, *_ = run_walk(call, choice, *vectors, there.do, *gates)
+        return max(case.judge({call.result: result}).values())
     if choice.kernel == gates_launch.KERNEL:
         return max(case.judge(there.run_module(recurrent, choices={"dgk": choice})).values())
     return max(case.judge(there.run_module(chunked, choice=choice), "chunked").values())

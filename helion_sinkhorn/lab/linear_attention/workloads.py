@@ -78,18 +78,18 @@ class AttentionWorkload(Sized):
         state = len(self.lengths) or self.sequences, self.heads, self.dk, self.dv
         shapes = {"g": tokens, "g_gamma": (self.heads,), "gk": (*tokens, self.dk), "gv": (*tokens, self.dv)}
         vectors = {"q": self.dk, "k": self.dk, "v": self.dv, "do": self.dv}
-        found = {name: normal(generator, *tokens, d).to(self.dtype) for name, d in vectors.items()}
+        inputs = {name: normal(generator, *tokens, d).to(self.dtype) for name, d in vectors.items()}
         for name in self.gates.split():
-            found[name] = (normal(generator, *shapes[name]).abs() * -self.strength).to(self.dtype)
+            inputs[name] = (normal(generator, *shapes[name]).abs() * -self.strength).to(self.dtype)
         dend = None
         if self.states:
-            found["initial_state"], dend = normal(generator, *state), normal(generator, *state).to(device)
+            inputs["initial_state"], dend = normal(generator, *state), normal(generator, *state).to(device)
         if self.lengths:
             offsets = np.cumsum((0, *self.lengths), dtype=np.int32)
-            found["cu_seqlens"] = torch.from_numpy(offsets)
-        found = {name: x.to(device) for name, x in found.items()}
-        upstream = unused_zero({"do": found.pop("do"), "dend": dend}, self.unused)
-        return found, *upstream.values()
+            inputs["cu_seqlens"] = torch.from_numpy(offsets)
+        inputs = {name: x.to(device) for name, x in inputs.items()}
+        upstream = unused_zero({"do": inputs.pop("do"), "dend": dend}, self.unused)
+        return inputs, *upstream.values()
 
 
 def _attention(name: str, shape: tuple[int, ...], tags: str, source: str, **options) -> AttentionWorkload:

@@ -249,5 +249,5 @@ def peer_of_gradient(
     for _ in range(DRAWS):
         moved = gradient(lambda t: rounded_definition(t, *arguments, generator), x.double(), dy)
         floor = torch.maximum(floor, largest_error(moved, exact, scale))
-    found = gradient(lambda t: reference.sinkhorn(t, n_iters, eps=eps, form=form, first=first), x.float(), dy)
-    return Peer(scale, torch.maximum(largest_error(found.to(x.dtype), exact, scale), floor), floor)
+    dx = gradient(lambda t: reference.sinkhorn(t, n_iters, eps=eps, form=form, first=first), x.float(), dy)
+    return Peer(scale, torch.maximum(largest_error(dx.to(x.dtype), exact, scale), floor), floor)

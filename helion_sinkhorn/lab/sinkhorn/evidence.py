@@ -112,16 +112,16 @@ def run(workload: SinkhornWorkload, choices: Choices | None, of: Collection[str]
     """P and dX, by one call each."""
     if is_implicit(workload):
         return implicit.run(workload, choices, of, x, dy)
-    module, found = eager if choices is None else launch, {}
+    module, results = eager if choices is None else launch, {}
 
     def chosen(which: str) -> list[Choice]:
         return [choice for name, choice in (choices or {}).items() if name.startswith(f"sinkhorn_{which}")]
 
     if "P" in of:
-        found["P"] = module.forward(x, *workload.arguments, workload.dtype, *chosen("forward"))
+        results["P"] = module.forward(x, *workload.arguments, workload.dtype, *chosen("forward"))
     if "dX" in of:
-        found["dX"] = module.backward(dy, x, *workload.arguments, *chosen("backward"))
-    return found
+        results["dX"] = module.backward(dy, x, *workload.arguments, *chosen("backward"))
+    return results
 
 
 def operands(call: SinkhornCall, batch: int, device: str, count: int) -> Tensors:

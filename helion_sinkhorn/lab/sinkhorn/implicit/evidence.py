@@ -111,10 +111,10 @@ def truth(workload: SinkhornWorkload, p, dy, system: str, solver: str) -> Truth:
 
 def run(workload: SinkhornWorkload, choices: Choices | None, of: Collection[str], p, dy) -> Results:
     """Each result by its solver."""
-    found = {}
+    solved = {}
     for name in of:
         system, solver = JUDGED[name]
         given = dy, p, workload.n_iters, system, solver, workload.dtype
         choice = (choices or {}).get(f"sinkhorn_implicit_{solver}")
-        found[name] = eager.backward(*given) if choices is None else launch.implicit_backward(*given, choice)
-    return found
+        solved[name] = eager.backward(*given) if choices is None else launch.implicit_backward(*given, choice)
+    return solved

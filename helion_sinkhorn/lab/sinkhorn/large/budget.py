@@ -82,8 +82,8 @@ def largest_share(z: torch.Tensor, marginals: Tensors, n_iters: int, form: str, 
     named = dict(zip(names, (t.double() for t in marginals), strict=False))
     start = z.softmax(lead)
     own = named[names[0 if first == "rows" else 1]].exp() if named else torch.ones_like(start.sum(lead))
-    found = [start * own.unsqueeze(lead)]
+    shares = [start * own.unsqueeze(lead)]
     for t in range(1, n_iters + 1):
         p = reference.sinkhorn(z, t, form=form, first=first, **named)
-        found += p, p * (own / p.sum(lead)).unsqueeze(lead)
-    return torch.stack(found).amax(0)
+        shares += p, p * (own / p.sum(lead)).unsqueeze(lead)
+    return torch.stack(shares).amax(0)

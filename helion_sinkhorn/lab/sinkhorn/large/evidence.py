@@ -104,11 +104,11 @@ def run(
     own = {} if choices is None else {"choices": choices or NO_CHOICES, "longest": workload.longest}
     module = launch if own else eager
     p, _, _, *kept = module.forward(given, workload.n_iters, gradients, workload.dtype, **own)
-    found = {"P": p}
+    results = {"P": p}
     if gradients:
         made = module.backward(dy, None, None, given, *kept, **own)
-        found |= dict(zip(GRADIENTS, made, strict=True))
-    return {name: found[name] for name in of}
+        results |= dict(zip(GRADIENTS, made, strict=True))
+    return {name: results[name] for name in of}
 
 
 def _shapes(call: LargeCall, batch: int) -> dict[str, tuple[int, ...]]:
