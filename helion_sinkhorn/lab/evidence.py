@@ -165,9 +165,9 @@ class Evidence:
         workload = self.of_call(choice.kernel, call, self.judged)
         of = self._judged_by(choice.kernel, workload)
         inputs = self.inputs(workload, EVERY_STEP)
-        found = self.run(workload, {choice.kernel: choice}, of, *(t.to(device) for t in inputs))
+        results = self.run(workload, {choice.kernel: choice}, of, *(t.to(device) for t in inputs))
         truths = _truths(self, workload)
-        return max(truths[name].worst(t) for name, t in found.items())
+        return max(truths[name].worst(t) for name, t in results.items())
 
 
 @functools.lru_cache(maxsize=1)
@@ -186,11 +186,11 @@ def by_elements(
         count: how many elements there are.
         sums: names of the results that are sums over the tokens of a call.
     """
-    found = compute(slice(None)) if count == 1 or {*of} - {*sums} else {}
+    results = compute(slice(None)) if count == 1 or {*of} - {*sums} else {}
     if count > 1 and {*of} & {*sums}:
         each = [compute(slice(k, k + 1)) for k in range(count)]
-        found |= {name: torch.cat([one[name] for one in each]) for name in sums if name in each[0]}
-    return {name: found[name] for name in of}
+        results |= {name: torch.cat([one[name] for one in each]) for name in sums if name in each[0]}
+    return {name: results[name] for name in of}
 
 
 def paths(choices: Choices | None, eager: ModuleType, launch: ModuleType) -> tuple[Callable[..., Any], ...]:

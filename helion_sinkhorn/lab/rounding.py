@@ -82,9 +82,9 @@ def variances(
     for k in range(SAMPLES):
         error = Rounding.on(device, seed + k, unit)
         error.next_iteration()
-        found = run(error)
+        sample = run(error)
         for name, t in exact.items():
-            squares[name] += (found[name] - t).square()
+            squares[name] += (sample[name] - t).square()
     return {name: t / SAMPLES for name, t in squares.items()}
 
 
@@ -101,11 +101,11 @@ def tf32_cut(t: torch.Tensor) -> torch.Tensor:
 
 def bfloat16_parts(t: torch.Tensor, count: int) -> list[torch.Tensor]:
     """bfloat16 numbers that add up to t, each the nearest to what the ones before it left."""
-    found, left = [], t
+    parts, left = [], t
     for _ in range(count):
-        found.append(left.bfloat16().to(t.dtype))
-        left = left - found[-1]
-    return found
+        parts.append(left.bfloat16().to(t.dtype))
+        left = left - parts[-1]
+    return parts
 
 
 def half_ulp(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

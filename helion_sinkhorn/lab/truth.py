@@ -205,9 +205,9 @@ class Truth:
 def one_sided(runs: Iterable[Named], exact: Named, spreads: Named) -> dict[str, float]:
     """The largest bias of each result, in spreads, in runs of functions that err to one side."""
     most = dict.fromkeys(exact, 0.0)
-    for found in runs:
+    for run in runs:
         for name, t in exact.items():
-            most[name] = max(most[name], abs(bias(found[name], t, spreads[name])))
+            most[name] = max(most[name], abs(bias(run[name], t, spreads[name])))
     return most
 
 

@@ -86,18 +86,18 @@ def stored(t: torch.Tensor, dtype: torch.dtype, error: Rounding) -> torch.Tensor
 def evaluated(workload: BalanceWorkload, error: Rounding, *inputs: torch.Tensor) -> Named:
     """The results in float64 before they are stored, with a rounding error in each operation's result."""
     u, *of_step = (t.double() for t in inputs)
-    found, settings = {}, workload.settings
+    tensors, settings = {}, workload.settings
     if of_step:
         *average, weight = of_step
         if average:
-            found["average"], u = averaged(u, *average, workload.average, error)
+            tensors["average"], u = averaged(u, *average, workload.average, error)
             u = stored(u, workload.dtype, error)
         settings = settings._replace(scale="none")
     balanced = rounded(u, settings, error) if error.unit else exact(u, settings)
     if not of_step:
         return {"u": balanced}
     size = torch.tensor(size_of(workload)).double()
-    return found | {"weight": error(weight - error(size * balanced, SUM), SUM)}
+    return tensors | {"weight": error(weight - error(size * balanced, SUM), SUM)}
 
 
 def error_budget(update: torch.Tensor, settings: BalanceOptions, dtype: torch.dtype) -> torch.Tensor:
@@ -109,6 +109,6 @@ def error_budget(update: torch.Tensor, settings: BalanceOptions, dtype: torch.dt
 def limits(exact: Named, run: Callable[[Rounding], Named], device: torch.device, dtype: torch.dtype) -> Named:
     """The largest error of each result in this dtype, from what runs with random errors differ by."""
     # a few samples may all be near the truth, but one rounding always occurs
-    found = variances(exact, run, device)
-    sigma = {name: torch.maximum(found[name].sqrt(), UNIT * t.abs()) for name, t in exact.items()}
+    variance = variances(exact, run, device)
+    sigma = {name: torch.maximum(variance[name].sqrt(), UNIT * t.abs()) for name, t in exact.items()}
     return {name: SIGMAS * sigma[name] + half_ulp(t, dtype) for name, t in exact.items()}

@@ -66,8 +66,8 @@ def run(
     gradient, *moved = (t.clone(memory_format=torch.contiguous_format) for t in inputs)
     size = torch.full((1,), size_of(workload), device=gradient.device)
     step([moved[-1]], [gradient], moved[:-1], workload.average, size, settings, [], passes)
-    found = dict(zip(results(workload), moved, strict=True))
-    return {name: found[name] for name in of}
+    tensors = dict(zip(results(workload), moved, strict=True))
+    return {name: tensors[name] for name in of}
 
 
 def call_public(workload: BalanceWorkload, empty: Callable[..., torch.Tensor]) -> None:

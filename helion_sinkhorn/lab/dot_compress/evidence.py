@@ -74,11 +74,11 @@ def leaning(e: budget.Exact, dtype: torch.dtype, terms: int) -> float:
 def run(workload: DotWorkload, choices: Choices | None, of: Collection[str], x, y, grad, z=None) -> Results:
     module, chosen = (eager, {}) if choices is None else (launch, {"choices": choices})
     out, b = module.forward(x, y, z, workload.parts, **chosen)
-    found = {"out": out}
+    results = {"out": out}
     if {*of} - {"out"}:
         dx, dy, db = module.backward(grad, x, y, b, **chosen)
-        found |= {"dx": dx, "dy": dy, "dz": db[:, 0]}
-    return {name: found[name] for name in of}
+        results |= {"dx": dx, "dy": dy, "dz": db[:, 0]}
+    return {name: results[name] for name in of}
 
 
 def run_product(call: DotCall, choice: Choice, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -182,9 +182,9 @@ def evaluated(
 
 def by_autograd(workload: MixesWorkload, x, dmixes, fn) -> tuple[torch.Tensor, ...]:
     """(mixes, dx, dfn) of the specification, an element at a time."""
-    found = []
+    elements = []
     for one, upstream, rows in zip(x, dmixes, fn, strict=True):
         leaf, fn_leaf = (t.clone().requires_grad_() for t in (one, rows))
         mixes = reference.hc_mixes(leaf, fn_leaf, workload.norm_eps, eps_outside=workload.eps_outside)
-        found.append((mixes.detach(), *torch.autograd.grad(mixes, (leaf, fn_leaf), upstream)))
-    return tuple(map(torch.stack, zip(*found, strict=True)))
+        elements.append((mixes.detach(), *torch.autograd.grad(mixes, (leaf, fn_leaf), upstream)))
+    return tuple(map(torch.stack, zip(*elements, strict=True)))

@@ -55,15 +55,15 @@ def dtype_of(workload: MixesWorkload, name: str) -> torch.dtype:
 
 def truths(workload: MixesWorkload, *given: torch.Tensor) -> dict[str, Truth]:
     """The equations in float64."""
-    found = {}
+    by_name = {}
     for name, e in evaluated(workload, *given).items():
         exact, allowed, leaning = (t.flatten(2) for t in (e.value, e.budget, e.leaning))
         # a token's entries share its norm; all of dfn shares those of its tokens
         together = (-2, -1) if name == "dfn" else (-1,)
-        found[name] = Truth.of(
+        by_name[name] = Truth.of(
             exact, allowed, dtype_of(workload, name), leaning=leaning, together=together
         )  # fmt: skip
-    return found
+    return by_name
 
 
 def run(workload: MixesWorkload, choices: Choices | None, of: Collection[str], x, dmixes, fn) -> Results:

@@ -33,10 +33,10 @@ def exact(
     each = None if bias is None else leaves[4].unsqueeze(1)
     out = reference.hc_post(*leaves[:4], each, comb_order=comb_order)
     gradients = torch.autograd.grad(out, leaves, grad.to(dtype))
-    found = dict(zip(RESULTS, (out.detach(), *gradients), strict=False))
+    results = dict(zip(RESULTS, (out.detach(), *gradients), strict=False))
     if bias is not None:
-        found["dbias"] = found["dbias"].unsqueeze(1)
-    return found
+        results["dbias"] = results["dbias"].unsqueeze(1)
+    return results
 
 
 def deviation(f, x, post, comb, grad, bias=None, comb_order: str = "io") -> Named:
@@ -60,13 +60,13 @@ def deviation(f, x, post, comb, grad, bias=None, comb_order: str = "io") -> Name
         "dpost": (tree(c) + with_bias) * (grad2 * given2).sum(-1).sqrt(),
         "dcomb": dcomb if comb_order == "io" else dcomb.mT,
     }
-    found = {name: UNIT * t for name, t in units.items()}
+    deviations = {name: UNIT * t for name, t in units.items()}
     if bias is not None:
         df = (post.unsqueeze(-2) @ grad).squeeze(-2)
         additions = UNIT * tree(df.size(1)) * df.abs()
-        terms = found["df"].square() + additions.square()
-        found["dbias"] = terms.sum(1, keepdim=True).sqrt()
-    return found
+        terms = deviations["df"].square() + additions.square()
+        deviations["dbias"] = terms.sum(1, keepdim=True).sqrt()
+    return deviations
 
 
 def error_budget(f, x, post, comb, grad, bias=None, comb_order: str = "io") -> Named:

@@ -98,15 +98,15 @@ def run(
         backward = functools.partial(pass_back, call, choices)
     else:
         forward, backward = paths(choices, eager, launch)
-    found = {"out": forward(update, workload.comb_order)} if "out" in of else {}
+    by_name = {"out": forward(update, workload.comb_order)} if "out" in of else {}
     if {*of} - {"out"}:
         # as the operator calls it for the gradient of a bias
         wide = update if bias is None else update._replace(f=update.f.float())
-        found |= dict(zip(GRADIENTS, backward(grad, wide, workload.comb_order), strict=True))
+        by_name |= dict(zip(GRADIENTS, backward(grad, wide, workload.comb_order), strict=True))
         if "dbias" in of:
-            found["dbias"] = torch.stack([gradient_of_bias(df) for df in found["df"]]).unsqueeze(1)
-        found["df"] = found["df"].to(update.f.dtype)
-    return {name: found[name] for name in of}
+            by_name["dbias"] = torch.stack([gradient_of_bias(df) for df in by_name["df"]]).unsqueeze(1)
+        by_name["df"] = by_name["df"].to(update.f.dtype)
+    return {name: by_name[name] for name in of}
 
 
 def pass_over_streams(call: site.SiteCall, choices: Choices, update: Update, order: str) -> torch.Tensor:

@@ -21,8 +21,8 @@ def exact(
     """The results in float64, or another dtype: the specification and autograd."""
     leaves = [t.detach().to(dtype).requires_grad_() for t in (x, pre)]
     y = reference.hc_pre(*leaves)
-    found = y.detach(), *torch.autograd.grad(y, leaves, dy.to(dtype))
-    return dict(zip(RESULTS, found, strict=True))
+    results = y.detach(), *torch.autograd.grad(y, leaves, dy.to(dtype))
+    return dict(zip(RESULTS, results, strict=True))
 
 
 def deviation(x: torch.Tensor, pre: torch.Tensor, dy: torch.Tensor) -> dict[str, torch.Tensor]:

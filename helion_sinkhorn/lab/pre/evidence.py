@@ -85,12 +85,12 @@ def run(
 
     def compute(at: slice) -> Results:
         x, pre, dy = (t[at] for t in given[:3])
-        found = {value: forward(x, pre, *norm)} if value in of else {}
+        tensors = {value: forward(x, pre, *norm)} if value in of else {}
         if {*of} - {value}:
-            found |= dict(zip(gradients, backward(dy, x, pre, *of_norm), strict=True))
-        if "dweight" in found:
-            found["dweight"] = found["dweight"].view(1, 1, -1)
-        return found
+            tensors |= dict(zip(gradients, backward(dy, x, pre, *of_norm), strict=True))
+        if "dweight" in tensors:
+            tensors["dweight"] = tensors["dweight"].view(1, 1, -1)
+        return tensors
 
     return by_elements(compute, len(given[0]), of, ("dweight",))
 

@@ -170,8 +170,8 @@ def propagated(site: Site, truth: Named, deviation_of_dpre: torch.Tensor) -> dic
         shifted = off(mixes.value, mixes.deviation, draws), off(site.dpre, deviation_of_dpre, draws)
         return site.run(*shifted, error)
 
-    found, leant = variances(truth, run, site.x.device), leaning(site)
-    return {name: (t + (leant[name] - truth[name]).square()).sqrt() for name, t in found.items()}
+    variance, leant = variances(truth, run, site.x.device), leaning(site)
+    return {name: (t + (leant[name] - truth[name]).square()).sqrt() for name, t in variance.items()}
 
 
 def leaning(site: Site, rounding: Rounding | None = None) -> dict[str, torch.Tensor]:

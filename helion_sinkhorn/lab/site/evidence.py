@@ -103,8 +103,8 @@ def inputs(workload: HcSiteWorkload, steps: int, **drawn: Any) -> Tensors:
 def truths(workload: HcSiteWorkload, *everything: torch.Tensor) -> dict[str, Truth]:
     """The equations in float64; where the workload crosses, those of hc_boundary too."""
     site = everything[: len(NAMES)]
-    found = crossing.within(evaluated(workload, *site), site_of(workload, *site), VALUES)
-    return found | crossing.truths(workload, *everything) if workload.crosses else found
+    of_site = crossing.within(evaluated(workload, *site), site_of(workload, *site), VALUES)
+    return of_site | crossing.truths(workload, *everything) if workload.crosses else of_site
 
 
 def run(
@@ -114,18 +114,18 @@ def run(
     if choices is None:
         return public(workload, of, *everything)
     wanted = [name.removeprefix(PREFIX) for name in of if name.startswith(PREFIX)]
-    found = {}
+    by_name = {}
     if wanted and choices:
-        found = crossing.named(crossing.run(workload, choices, wanted, *everything))
+        by_name = crossing.named(crossing.run(workload, choices, wanted, *everything))
     elif wanted:
         # calls use the public function, which also sums over tokens
-        found = crossing.named(crossing.public(workload, wanted, *everything))
+        by_name = crossing.named(crossing.public(workload, wanted, *everything))
     of = [name for name in of if not name.startswith(PREFIX)]
     if not of:
-        return found
+        return by_name
     by_boundary = choices.keys() & {*boundary.KERNELS, *boundary_backward.KERNELS}
     compute = crossed if by_boundary else launched
-    return found | by_calls(lambda *given: compute(workload, choices, of, *given), of, *everything)
+    return by_name | by_calls(lambda *given: compute(workload, choices, of, *given), of, *everything)
 
 
 def by_calls(compute: Callable[..., Results], of: Collection[str], *everything: torch.Tensor) -> Results:
@@ -134,9 +134,9 @@ def by_calls(compute: Callable[..., Results], of: Collection[str], *everything: 
 
     def of_elements(at: slice) -> Results:
         tokens, parameters = (t[at] for t in site[:5]), (t[0] for t in site[5:])
-        found = compute(*tokens, *parameters)
-        found = {name: flat(name, t) for name, t in found.items()}
-        return found | {n: found[n][None] if n == "dfn" else found[n][None, None] for n in SUMS if n in found}
+        named = compute(*tokens, *parameters)
+        named = {name: flat(name, t) for name, t in named.items()}
+        return named | {n: named[n][None] if n == "dfn" else named[n][None, None] for n in SUMS if n in named}
 
     return by_elements(of_elements, len(site[0]), of, SUMS)
 
@@ -146,14 +146,14 @@ def launched(
 ) -> Results:
     site = SiteParameters(*parameters)
     y, pre, post, comb, *made = launch.forward(x, site, None, w.arguments)
-    found = {"y": y, "post": post, "comb": comb}
+    by_name = {"y": y, "post": post, "comb": comb}
     if {*of} <= {*VALUES}:
-        return found
+        return by_name
     dresidual, dy, dpost, dcomb = upstream_of(w, dresidual, dy, dpost, dcomb)
     upstream, kept = SiteGradients(dresidual, dy, None, dpost, dcomb), Kept(x, site, pre, *made, own=True)
     dx, dfn, sums, *_ = launch.backward(upstream, kept, w.arguments, choices=choices)
     dbase, dscale = sums.split((w.m, 3))
-    return found | {"dx": dx, "dfn": dfn, "dscale": dscale, "dbase": dbase}
+    return by_name | {"dx": dx, "dfn": dfn, "dscale": dscale, "dbase": dbase}
 
 
 def crossed(
@@ -168,18 +168,18 @@ def crossed(
     _, pre, _, _, *made = launch.forward(x, site, None, w.arguments)
     identity = torch.eye(w.n, device=x.device).expand_as(dcomb)
     update = Update(torch.zeros_like(dy), x, dpost, identity)
-    found = {}
+    by_name = {}
     if {*of} & {*VALUES}:
         normed = site._replace(y_norm_weight=crossing.norm_for(choices, w, x.device))
         _, y, _, post, comb, *_ = boundary.forward(update, pre, normed, w.arguments, choices)
-        found = {"y": y, "post": post, "comb": comb}
+        by_name = {"y": y, "post": post, "comb": comb}
     if {*of} <= {*VALUES}:
-        return found
+        return by_name
     _, dpre = pre_launch.backward(dy, x, pre)
     upstream, kept = SiteGradients(dresidual, dy, dpre, dpost, dcomb), Kept(x, site, pre, *made, own=False)
     asked = ways.Asked(upstream, update, kept, w.arguments)
     _, dx, _, _, dfn, *_ = ways.in_one_pass(asked, choices)
-    return found | {"dx": dx, "dfn": dfn}
+    return by_name | {"dx": dx, "dfn": dfn}
 
 
 def upstream_of(workload: HcSiteWorkload, dresidual, dy, dpost, dcomb) -> list[torch.Tensor | None]:
@@ -190,9 +190,9 @@ def upstream_of(workload: HcSiteWorkload, dresidual, dy, dpost, dcomb) -> list[t
 def public(workload: HcSiteWorkload, of: Collection[str], *everything: torch.Tensor) -> Results:
     """By the public functions and autograd."""
     wanted = [name.removeprefix(PREFIX) for name in of if name.startswith(PREFIX)]
-    found = crossing.named(crossing.public(workload, wanted, *everything)) if wanted else {}
+    by_name = crossing.named(crossing.public(workload, wanted, *everything)) if wanted else {}
     of = [name for name in of if not name.startswith(PREFIX)]
-    return found | by_calls(lambda *given: served(workload, *given), of, *everything) if of else found
+    return by_name | by_calls(lambda *given: served(workload, *given), of, *everything) if of else by_name
 
 
 def served(workload: HcSiteWorkload, x, dresidual, dy, dpost, dcomb, *parameters) -> Results:

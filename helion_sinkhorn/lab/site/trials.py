@@ -213,8 +213,8 @@ def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> flo
     given = boundary_backward.Given(dstreams, dy, *projected, streams, rows, f, x, None, post, comb, weights)
     *made, dweights = boundary_backward.gradients(given, pass_of, (True,) * 4 + (not second,), choices)
     dfn = boundary_backward.projection(projected.g, streams, call, choices.get(boundary_backward.PROJECTION))
-    found = dict(zip(OF_PASS, (*made, dfn, dweights), strict=True))
-    return max(worst(found[name], *limit) for name, limit in limits.items() if found[name] is not None)
+    results = dict(zip(OF_PASS, (*made, dfn, dweights), strict=True))
+    return max(worst(results[name], *limit) for name, limit in limits.items() if results[name] is not None)
 
 
 def run_call(workload: HcSiteWorkload, device: str) -> None:

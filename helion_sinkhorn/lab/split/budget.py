@@ -50,9 +50,9 @@ def exact(workload: HcWorkload, mixes, dpre, dpost, dcomb, scale, base) -> dict[
         post_mult * logsigmoid(post).exp() + post_eps,
         comb if order == "io" else comb.mT,
     ]
-    found = torch.autograd.grad(out, leaves, [t.double() for t in (dpre, dpost, dcomb)])
+    grads = torch.autograd.grad(out, leaves, [t.double() for t in (dpre, dpost, dcomb)])
     values = dict(zip(RESULTS, [t.detach() for t in out], strict=False))
-    return values | {"dmixes": found[0], "dbase": found[2].unsqueeze(1), "dscale": found[1].unsqueeze(1)}
+    return values | {"dmixes": grads[0], "dbase": grads[2].unsqueeze(1), "dscale": grads[1].unsqueeze(1)}
 
 
 def repeated(scale: torch.Tensor, n: int) -> torch.Tensor:
@@ -136,8 +136,8 @@ def error_budget(workload: HcWorkload, *inputs: torch.Tensor, seed: int = 0) -> 
     """
     truth = exact(workload, *inputs)
     wide = [t.detach().double() for t in inputs]
-    found = variances(truth, lambda error: model(workload, *wide, error), wide[0].device, seed)
-    deviation = {name: t.sqrt() for name, t in found.items()}
+    variance = variances(truth, lambda error: model(workload, *wide, error), wide[0].device, seed)
+    deviation = {name: t.sqrt() for name, t in variance.items()}
     below, upstream = SMALLEST_NORMAL, max(x.abs().max().item() for x in wide[1:4])
     budgets = {}
     for name, d in shared(workload, truth, deviation).items():
@@ -153,7 +153,7 @@ def error_budget(workload: HcWorkload, *inputs: torch.Tensor, seed: int = 0) -> 
 def shared(workload: HcWorkload, truth: Named, deviation: Named) -> dict[str, torch.Tensor]:
     """Deviations of RESULTS where entries that round alike have one, as `error_budget` says."""
     n, columns = workload.n, workload.columns
-    found = {}
+    deviations = {}
     for name in RESULTS:
         d, t = deviation[name], truth[name]
         if name in ("pre", "post"):
@@ -166,8 +166,8 @@ def shared(workload: HcWorkload, truth: Named, deviation: Named) -> dict[str, to
             d = torch.cat([*(_own(*gates) for gates in own), _largest(d[..., 2 * n : columns]), rest], -1)
         elif name == "dbase":
             d = torch.cat([_largest(x) for x in d.split((n, n, n * n), -1)], -1)
-        found[name] = d
-    return found
+        deviations[name] = d
+    return deviations
 
 
 def _own(deviation: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -83,10 +83,10 @@ def peer_of_gradient(workload: HcWorkload, exact: torch.Tensor, mixes, *given: t
     leaf = mixes.detach().clone().float().requires_grad_()
     of_mixes, options = workload.given(leaf)
     out = reference.hc_split_sinkhorn(of_mixes, scale[0].float(), base[0].float(), **options)
-    found = torch.autograd.grad(out, leaf, [t.float() for t in gradients])[0].to(workload.dtype)
+    dmixes = torch.autograd.grad(out, leaf, [t.float() for t in gradients])[0].to(workload.dtype)
     size = exact.abs().amax(-1, keepdim=True).clamp_min(SMALLEST_NORMAL)
     floor = LAST_PLACES + (half_ulp(exact, workload.dtype) / size).amax((-2, -1))
-    return Peer(size, torch.maximum(largest_error(found, exact, size), floor), floor)
+    return Peer(size, torch.maximum(largest_error(dmixes, exact, size), floor), floor)
 
 
 def run(
@@ -101,19 +101,19 @@ def run(
         backward = functools.partial(launch.backward, choice=choices.get(launch.BACKWARD))
 
     def compute(at: slice) -> Results:
-        of_mixes, norms, found = mixes[at], None, {}
+        of_mixes, norms, results = mixes[at], None, {}
         if {*of} & {*VALUES} or workload.splits:
             *values, of_mixes, norms = forward(workload, of_mixes, scale[0], base[0])
-            found = dict(zip(VALUES, values, strict=True))
+            results = dict(zip(VALUES, values, strict=True))
         if not {*of} - {*VALUES}:
-            return found
+            return results
         dpre, dpost, dcomb = (t[at] for t in gradients)
         upstream = CoefficientGradients(*given(workload.unused, dpre=dpre, dpost=dpost, dcomb=dcomb))
         dmixes, sums = backward(upstream, of_mixes, scale[0], base[0], workload.arguments)
         # tensors of their own, as every result is
         dbase, dscale = (t.clone()[None, None] for t in sums.split((workload.columns, 3)))
         dmixes = dmixes if norms is None else of_partials(workload, dmixes, of_mixes, norms)
-        return found | {"dmixes": dmixes, "dbase": dbase, "dscale": dscale}
+        return results | {"dmixes": dmixes, "dbase": dbase, "dscale": dscale}
 
     return by_elements(compute, len(mixes), of, SUMS)
 

@@ -34,8 +34,8 @@ def by_autograd(x, pre, du, weight, eps: float, dtype: torch.dtype) -> Named:
     stored = y + (y.detach().to(x.dtype).to(dtype) - y.detach())
     alone = torch.ones_like(stored[..., :1])
     u = reference.hc_pre(stored.unsqueeze(-2), alone, y_norm_weight=leaves[2], y_norm_eps=eps)
-    found = u.detach(), *torch.autograd.grad(u, leaves, du.to(dtype))
-    return dict(zip(RESULTS, found, strict=True))
+    results = u.detach(), *torch.autograd.grad(u, leaves, du.to(dtype))
+    return dict(zip(RESULTS, results, strict=True))
 
 
 def exact(x, pre, du, weight, eps: float) -> Named:

@@ -74,8 +74,8 @@ def run(workload: QuantizeWorkload, choices: Choices | None, of: Collection[str]
     """Both in float32, which has them exactly."""
     given = u, workload.group, workload.scales, workload.layout, workload.floor
     module, chosen = (eager, {}) if choices is None else (launch, {"choice": choices.get(launch.NAME)})
-    found = module.forward(*given, **chosen)
-    return {name: t for name, t in zip(RESULTS, map(unpacked(workload), found), strict=True) if name in of}
+    results = module.forward(*given, **chosen)
+    return {name: t for name, t in zip(RESULTS, map(unpacked(workload), results), strict=True) if name in of}
 
 
 def unpacked(workload: QuantizeWorkload) -> Callable[[torch.Tensor], torch.Tensor]:

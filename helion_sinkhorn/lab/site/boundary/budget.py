@@ -90,11 +90,11 @@ class Crossed(Site):
         return of_site + (self.collapsing(made) - made["pre"]).unsqueeze(-1) * self.dy.unsqueeze(-2)
 
     def results(self, made: Named, mixes: torch.Tensor) -> dict[str, torch.Tensor]:
-        found = super().results(made, mixes) | self.back(self.gradient_of_streams(made, mixes))
-        return found | {
+        results = super().results(made, mixes) | self.back(self.gradient_of_streams(made, mixes))
+        return results | {
             "streams": self.x, "pre": made["pre"],
             "y": (self.collapsing(made).unsqueeze(-1) * self.x).sum(-2),
-            "dweights": (self.x * self.dy.unsqueeze(-2)).sum(-1), BIAS: found["df"].sum(1, keepdim=True),
+            "dweights": (self.x * self.dy.unsqueeze(-2)).sum(-1), BIAS: results["df"].sum(1, keepdim=True),
         }  # fmt: skip
 
 
@@ -193,16 +193,16 @@ def of_norm(site: Crossed, dmixes: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     """Errors of the streams' gradient that all columns of a token share, element by element."""
     each, workload = [], site.workload.of_mixes
     for streams, g, fn in zip(site.x, dmixes, site.fn, strict=True):
-        found = of_mixes.evaluated(workload, streams.flatten(1)[None], g[None], fn[None])
-        each.append(parts_of_projection(workload, found, g, streams))
+        projection = of_mixes.evaluated(workload, streams.flatten(1)[None], g[None], fn[None])
+        each.append(parts_of_projection(workload, projection, g, streams))
     return tuple(torch.stack(t) for t in zip(*each, strict=True))
 
 
 def leaning_back(site: Crossed, leaning: torch.Tensor) -> dict[str, torch.Tensor]:
     """What errors to one side of the streams' gradient may become: its coefficients without their signs."""
     absolute = (t.abs() for t in (site.f, site.old, site.old_post, site.mixing))
-    found = linear(leaning, *absolute, site.workload.comb_order)
-    return found | {BIAS: found["df"].sum(1, keepdim=True)}
+    errors = linear(leaning, *absolute, site.workload.comb_order)
+    return errors | {BIAS: errors["df"].sum(1, keepdim=True)}
 
 
 def of_pass(
@@ -213,12 +213,12 @@ def of_pass(
     The inputs are tokens (T, ...), each of the dtype in which it is given, and fn (M, n C).
     """
     given = update[:4]
-    found = of_mixes.evaluated(workload, streams.flatten(1)[None], dmixes[None], fn[None])
-    grad, variance = upstream(dstreams, dy, streams, weights, found["dx"])
+    projection = of_mixes.evaluated(workload, streams.flatten(1)[None], dmixes[None], fn[None])
+    grad, variance = upstream(dstreams, dy, streams, weights, projection["dx"])
     value = of_post.exact(*(t[None] for t in given), grad[None])
     own = of_post.deviation(*(t[None] for t in given), grad[None])
     (f, x, post, comb), wide = (t.double() for t in given), streams.double()
-    of_norm, of_product = parts_of_projection(workload, found, dmixes.double(), wide)
+    of_norm, of_product = parts_of_projection(workload, projection, dmixes.double(), wide)
     weighted = {
         "df": (post.square().unsqueeze(1) @ variance).squeeze(1),
         "dx": comb.square() @ variance,
@@ -231,7 +231,7 @@ def of_pass(
         deviation = (own[name][0].square() + t).sqrt()
         limits[name] = value[name][0], SIGMAS * deviation + half_ulp(value[name][0], like.dtype)
     collapse = streams, weights, dy
-    limits["dfn"] = found["dfn"].value[0], found["dfn"].budget[0]
+    limits["dfn"] = projection["dfn"].value[0], projection["dfn"].budget[0]
     limits["dweights"] = of_pre.exact(*collapse)["dpre"], of_pre.error_budget(*collapse)["dpre"]
     return limits
 
@@ -245,14 +245,14 @@ def upstream(dstreams, dy, streams, weights, projection: Exact) -> tuple[torch.T
     return dstreams.double() + weighted + product, variance
 
 
-def parts_of_projection(workload: MixesWorkload, found: Mapping[str, Exact], dmixes, streams):
+def parts_of_projection(workload: MixesWorkload, projection: Mapping[str, Exact], dmixes, streams):
     """Errors (T, n, C) that all columns of a token share: of r and k <dmixes, mixes>, and of r alone."""
     size = streams[0].numel()
-    mixes, of_r = found["mixes"], of_mixes.variance_of_norm(size)
+    mixes, of_r = projection["mixes"], of_mixes.variance_of_norm(size)
     mean = streams.flatten(1).square().mean(1)
     k = -1 / (mean + workload.norm_eps) / size
     along = (dmixes * mixes.value[0]).sum(1)
     off = (dmixes * mixes.deviation[0]).square().sum(1) + 5 * of_r * along.square()
     of_norm = (k * off.sqrt())[:, None, None] * streams
-    product = found["dx"].value.view(streams.shape) - (k * along)[:, None, None] * streams
+    product = projection["dx"].value.view(streams.shape) - (k * along)[:, None, None] * streams
     return of_norm, of_r**0.5 * product

@@ -48,8 +48,8 @@ OF_ARGUMENTS = {
 """The gradient of each argument."""
 
 
-def named(found: dict) -> dict:
-    return {PREFIX + name: t for name, t in found.items()}
+def named(results: dict) -> dict:
+    return {PREFIX + name: t for name, t in results.items()}
 
 
 def flat(name: str, t: torch.Tensor) -> torch.Tensor:
@@ -126,16 +126,16 @@ def one_public(w: HcSiteWorkload, of: Collection[str], one: Inputs) -> Results:
     call = {"pre_next": None, "norm_weight": norm_weight, **leaves, **w.options}
     y, pre, new_post, new_comb, streams = hc_boundary(**call)
     results = streams, y, pre, new_post, new_comb
-    found = dict(zip(VALUES, (t.detach() for t in results), strict=True))
+    by_name = dict(zip(VALUES, (t.detach() for t in results), strict=True))
     if {*of} <= {*VALUES}:
-        return found
+        return by_name
     # if nothing used the collapse, its weights have no gradient
     results, upstream = used(results, upstream_of(w, one))
     gradients = torch.autograd.grad(results, list(leaves.values()), upstream, materialize_grads=True)
-    found |= dict(zip(map(OF_ARGUMENTS.get, leaves), gradients, strict=True))
+    by_name |= dict(zip(map(OF_ARGUMENTS.get, leaves), gradients, strict=True))
     if norm_weight is not None:
-        found["dfn"] = found["dfn"] / norm_weight
-    return found | {name: found[name][None] for name in ("dscale", "dbase", BIAS) if name in found}
+        by_name["dfn"] = by_name["dfn"] / norm_weight
+    return by_name | {name: by_name[name][None] for name in ("dscale", "dbase", BIAS) if name in by_name}
 
 
 def run(workload: HcSiteWorkload, choices: Choices, of: Collection[str], *inputs: torch.Tensor) -> Results:
@@ -148,22 +148,22 @@ def one_launch(w: HcSiteWorkload, choices: Choices, of: Collection[str], one: In
     weights = None if w.own_weights else one.weights
     normed = site._replace(y_norm_weight=norm_for(choices, w, one.f.device))
     made = launch.forward(update, weights, normed, w.arguments, choices)
-    found = dict(zip(VALUES, made, strict=False))
+    by_name = dict(zip(VALUES, made, strict=False))
     if last.LAST in choices:
-        by = found["pre"] if w.own_weights else weights
-        found["y"] = last.forward(update, by, None, 1e-6, w.comb_order, choices[last.LAST])
+        by = by_name["pre"] if w.own_weights else weights
+        by_name["y"] = last.forward(update, by, None, 1e-6, w.comb_order, choices[last.LAST])
     if choices.keys() & {*head.KERNELS}:
         of_pre = one.fn[: w.n], one.scale[:1], one.base[: w.n]
         eps = w.norm_eps, w.arguments.pre_eps, 1e-6
-        found["y"] = head.forward(update, *of_pre, None, w.comb_order, *eps, choices=choices)
+        by_name["y"] = head.forward(update, *of_pre, None, w.comb_order, *eps, choices=choices)
     if {*of} <= {*VALUES}:
-        return found
+        return by_name
     kept = Kept(made[0], site, weights, *made[5:], own=False)
     asked = ways.Asked(upstream_of(w, one), update, kept, w.arguments)
     *of_update, dfn, _, dweights, _ = ways.in_one_pass(asked, choices)
     if "dy" in w.unused.split():
         dweights = torch.zeros_like(weights)
-    return found | dict(zip(GRADIENTS, (*of_update, dweights, dfn), strict=False))
+    return by_name | dict(zip(GRADIENTS, (*of_update, dweights, dfn), strict=False))
 
 
 def norm_for(choices: Choices, w: HcSiteWorkload, device: torch.device) -> torch.Tensor | None:
