@@ -153,8 +153,8 @@ class Functions:
     def rcp(self, a: Array) -> Array:
         """1 / a."""
         a = flushed(a) if self.flushes else a
-        found = self.exactly(a, 1 / a.astype(np.float64))
-        return flushed(found) if self.flushes else found
+        inverse = self.exactly(a, 1 / a.astype(np.float64))
+        return flushed(inverse) if self.flushes else inverse
 
     def sqrt(self, a: Array) -> Array:
         """The square root."""

@@ -68,10 +68,10 @@ def scaled_fma(ins: Instruction, operands: list[Operand]) -> Action:
 
     def run(w: Waves) -> None:
         residual, inverse, quotient = (np.broadcast_to(read(w), w.active.shape) for read in reads)
-        found = fp.fma(residual, inverse, quotient)
-        scaled = fp.ldexp(found, np.where(exponent(quotient) > 127, 64, -64))
+        fused = fp.fma(residual, inverse, quotient)
+        scaled = fp.ldexp(fused, np.where(exponent(quotient) > 127, 64, -64))
         flagged = unpacked(w.s[VCC : VCC + 2])
-        write(w, to.index, np.where(flagged, scaled, found).view(np.uint32))
+        write(w, to.index, np.where(flagged, scaled, fused).view(np.uint32))
 
     return run
 
@@ -86,8 +86,8 @@ def fixed(ins: Instruction, operands: list[Operand]) -> Action:
         quotient, denominator, numerator = (np.broadcast_to(read(w), w.active.shape) for read in reads)
         sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), np.float32(-1), np.float32(1))
         special = ~np.isfinite(denominator) | ~np.isfinite(numerator) | (denominator == 0) | (numerator == 0)
-        found = np.where(special, numerator / denominator, np.abs(quotient) * sign)
-        write(w, to.index, found.astype(np.float32).view(np.uint32))
+        corrected = np.where(special, numerator / denominator, np.abs(quotient) * sign)
+        write(w, to.index, corrected.astype(np.float32).view(np.uint32))
 
     return run
 

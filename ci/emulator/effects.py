@@ -59,17 +59,17 @@ def effects(ins: Instruction, accumulators: int) -> Effects:
     kind = kind_of(ins)
     if ins.op.startswith(CONTROL):
         return Effects((), (), "none")
-    found = [() if text == "off" else tuple(operand(text, accumulators).registers) for text in ins.operands]
+    touched = [() if text == "off" else tuple(operand(text, accumulators).registers) for text in ins.operands]
     to_lds, stores = "lds" in ins.modifiers, "_store" in ins.op or ins.op.startswith("ds_write")
     if ins.op in BOTH:
-        written, read = found, found
+        written, read = touched, touched
     elif stores or to_lds or ins.op.startswith(TESTS):
-        written, read = [], found
+        written, read = [], touched
     else:
         count = 2 if ins.op in CARRIES or ins.op.startswith(("v_mad_u64", "v_mad_i64", "v_div_scale")) else 1
-        written, read = found[:count], found[count:]
+        written, read = touched[:count], touched[count:]
         if partial(ins):
-            read = [*read, found[0]]
+            read = [*read, touched[0]]
     reads = [r for registers in read for r in registers]
     writes = [r for registers in written for r in registers]
     if to_lds:
@@ -78,7 +78,7 @@ def effects(ins: Instruction, accumulators: int) -> Effects:
         reads += [VECTORS + EXEC, VECTORS + EXEC + 1]
         writes += [VECTORS + EXEC, VECTORS + EXEC + 1]
     loads = kind in ("memory", "constant", "lds") and not stores
-    return Effects(tuple(reads), tuple(writes), kind, loads, tuple(found))
+    return Effects(tuple(reads), tuple(writes), kind, loads, tuple(touched))
 
 
 def partial(ins: Instruction) -> bool:

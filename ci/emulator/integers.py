@@ -18,9 +18,9 @@ def field(a: Array, first: Array, size: Array) -> Array:
 def signed_field(a: Array, first: Array, size: Array) -> Array:
     """v_bfe_i32: the field with its sign."""
     size = (size & LOW5).astype(np.int64)
-    found = (a.astype(np.int64) & 0xFFFF_FFFF) >> (first & LOW5).astype(np.int64)
+    bits = (a.astype(np.int64) & 0xFFFF_FFFF) >> (first & LOW5).astype(np.int64)
     up = 64 - size
-    return np.where(size == 0, 0, (found << np.where(size == 0, 0, up)) >> np.where(size == 0, 0, up)).astype(
+    return np.where(size == 0, 0, (bits << np.where(size == 0, 0, up)) >> np.where(size == 0, 0, up)).astype(
         np.int32
     )
 
@@ -35,15 +35,15 @@ def reversed_bits(a: Array) -> Array:
 def permuted_bytes(a: Array, b: Array, select: Array) -> Array:
     """v_perm_b32: each selector byte takes one of the bytes of b (0 to 3) and a (4 to 7), or is constant."""
     both = (a.astype(U64) << U64(32)) | b
-    found = U32(0)
+    word = U32(0)
     for k in range(4):
         which = (select >> U32(8 * k)) & U32(255)
         byte = (both >> (np.minimum(which, U32(7)).astype(U64) * U64(8))) & U64(255)
         signs = np.minimum(which - U32(8), U32(3)).astype(U64) * U64(16) + U64(15)
         sign = np.where((both >> signs) & U64(1), 255, 0)
         byte = np.where(which < 8, byte, np.where(which < 12, sign, np.where(which == 12, 0, 255)))
-        found = found | (byte.astype(U32) << U32(8 * k))
-    return found
+        word = word | (byte.astype(U32) << U32(8 * k))
+    return word
 
 
 def aligned_bits(a: Array, b: Array, shift: Array) -> Array:

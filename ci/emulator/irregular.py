@@ -111,12 +111,12 @@ def bit_operation(ins: Instruction, operands: list[Operand]) -> Action:
 
     def run(w: Waves) -> None:
         values = [read(w) for read in reads]
-        found = np.zeros((1, 1), TYPES[kind])
+        bits = np.zeros((1, 1), TYPES[kind])
         for entry in range(8):
             if table >> entry & 1:
                 term = [v if entry >> (2 - k) & 1 else ~v for k, v in enumerate(values)]
-                found = found | (term[0] & term[1] & term[2])
-        store(w, found)
+                bits = bits | (term[0] & term[1] & term[2])
+        store(w, bits)
 
     return run
 

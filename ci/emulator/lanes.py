@@ -52,10 +52,10 @@ def pattern(control: str, value: str) -> tuple[Array, Array]:
     if control == "quad_perm":
         order = np.array([int(k) for k in value.strip("[]").split(",")])
         return LANE - LANE % 4 + order[LANE % 4], EVERYWHERE
-    found = CONTROLS.get(control) or CONTROLS.get(f"{control}:{value}")
-    if found is None:
+    rule = CONTROLS.get(control) or CONTROLS.get(f"{control}:{value}")
+    if rule is None:
         raise ValueError(f"DPP control {control}:{value} is not one of gfx9")
-    return found(int(value) if value.isdigit() else 0)
+    return rule(int(value) if value.isdigit() else 0)
 
 
 NOT_CONTROLS = {"encoding", "row_mask", "bank_mask", "bound_ctrl", "clamp", "neg", "abs", "fi"}
@@ -74,10 +74,10 @@ def dpp_source(read: Callable, modifiers: Mapping[str, str]) -> Callable:
     lane, reach = control_of(modifiers)
 
     def moved(w):
-        found = read(w)[:, lane]
+        values = read(w)[:, lane]
         if w.full and reach.all():
-            return found
-        return np.where(reach & w.active[:, lane], found, np.uint32(0))
+            return values
+        return np.where(reach & w.active[:, lane], values, np.uint32(0))
 
     return moved
 
@@ -146,11 +146,11 @@ def bpermute(address: Array, data: Array, active: Array) -> Array:
 def permute(address: Array, data: Array, active: Array) -> Array:
     """ds_permute_b32: data to lane address / 4, the highest lane last; 0 where none sends."""
     lane = (address >> np.uint32(2)).astype(np.intp) & 63
-    found = np.zeros_like(data)
+    received = np.zeros_like(data)
     for k in range(64):
         wave = np.nonzero(active[:, k])[0]
-        found[wave, lane[wave, k]] = data[wave, k]
-    return found
+        received[wave, lane[wave, k]] = data[wave, k]
+    return received
 
 
 def first_active(active: Array) -> Array:

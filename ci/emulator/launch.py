@@ -173,11 +173,11 @@ def decided(
     """A digest of all that decides what a launch writes."""
     order = list(regions)
     scalars = [(order.index(v.region), v.offset) if isinstance(v, Place) else v for _, v in values]
-    found = hashlib.sha256(repr((model, program, grid, scalars)).encode())
+    checksum = hashlib.sha256(repr((model, program, grid, scalars)).encode())
     for content in regions.values():
-        found.update(f"{content.size} ".encode())
-        found.update(content)
-    return found.digest()
+        checksum.update(f"{content.size} ".encode())
+        checksum.update(content)
+    return checksum.digest()
 
 
 def wrote(
@@ -259,14 +259,14 @@ def regions_of(tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
             joined[-1][1:] = max(end, joined[-1][1]), min(k, joined[-1][2])
         else:
             joined.append([begin, end, k])
-    found = {}
+    regions = {}
     # in the order of the arguments, which addresses do not decide
     for begin, end, k in sorted(joined, key=lambda region: region[2]):
         storage = tensors[k].untyped_storage()
         place = (begin - storage.data_ptr()) if end > begin else 0
         whole = torch.empty(0, dtype=torch.uint8).set_(storage, place, (end - begin,))
-        found[f"{begin:#x}"] = whole
-    return found
+        regions[f"{begin:#x}"] = whole
+    return regions
 
 
 def place_in(regions: dict[str, torch.Tensor], t: torch.Tensor) -> Place:

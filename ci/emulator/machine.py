@@ -113,10 +113,10 @@ def load(program: Program) -> Loaded:
     Raises:
         Unknown: some are not known.
     """
-    if found := unknown(program):
+    if opcodes := unknown(program):
         raise Unknown(
             f"{program.name} for {program.arch} has instructions that ci/emulator does not know: "
-            f"{', '.join(found)}; "
+            f"{', '.join(opcodes)}; "
             "docs/dev/emulation.md says how to add one"
         )
     offset = program.descriptor["accum_offset"]
@@ -134,16 +134,16 @@ def load(program: Program) -> Loaded:
 
 
 def prepared(program: Program, ins: Instruction, accumulators: int) -> Step:
-    found = effects(ins, accumulators)
+    effect = effects(ins, accumulators)
     if ins.op in scalar.CONDITIONS:
-        return Step(ins, found, (), taken=scalar.CONDITIONS[ins.op], target=program.labels[ins.operands[0]])
+        return Step(ins, effect, (), taken=scalar.CONDITIONS[ins.op], target=program.labels[ins.operands[0]])
     if ins.op == "s_waitcnt":
-        return Step(ins, found, (), wait=waits.wanted(ins))
+        return Step(ins, effect, (), wait=waits.wanted(ins))
     if ins.op in CONTROL:
-        return Step(ins, found, ())
+        return Step(ins, effect, ())
     # "off" stands where an address could
     operands = [operand(t if t != "off" else "0", accumulators) for t in ins.operands]
-    return Step(ins, found, found.touched, run=TABLE[ins.op](ins, operands))
+    return Step(ins, effect, effect.touched, run=TABLE[ins.op](ins, operands))
 
 
 # ------------------------------------------------------------------------------------------------ running
@@ -296,19 +296,19 @@ def started(loaded: Loaded, groups: Array, waves: int, world: World, model: Mode
 
 def initial_scalars(program: Program, arena: Arena) -> list[tuple[int, int]]:
     """(register, value) of what the descriptor requests; pointers without a meaning here are null."""
-    found, at = [], 0
+    scalars, at = [], 0
     segment = arena.address("arguments")
     for name, size in USER_SGPRS:
         if program.descriptor.get(f"user_sgpr_{name}"):
             value = segment if name == "kernarg_segment_ptr" else 0
-            found += [(at + k, (value >> 32 * k) & 0xFFFF_FFFF) for k in range(size)]
+            scalars += [(at + k, (value >> 32 * k) & 0xFFFF_FFFF) for k in range(size)]
             at += size
     offset = program.descriptor.get("user_sgpr_kernarg_preload_offset", 0)
     begin, _ = arena.places["arguments"]
     for k in range(program.descriptor.get("user_sgpr_kernarg_preload_length", 0)):
-        found.append((at + k, int(arena.words[begin // 4 + offset + k])))
+        scalars.append((at + k, int(arena.words[begin // 4 + offset + k])))
     expected = program.descriptor["user_sgpr_count"]
     used = at + program.descriptor.get("user_sgpr_kernarg_preload_length", 0)
     if used > expected:
         raise ValueError(f"{program.name} asks for {used} scalar registers and says {expected}")
-    return found
+    return scalars

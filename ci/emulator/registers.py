@@ -129,15 +129,15 @@ def operand(text: str, accumulators: int) -> Operand:
             bare, flags["absolute"] = bare[1:-1], True
         elif bare.startswith("-") and not bare[1:2].isdigit():
             bare, flags["negative"] = bare[1:], True
-        elif found := MODIFIED.match(bare):
-            flags[{"neg": "negative", "abs": "absolute", "sext": "signed"}[found[1]]] = True
-            bare = found[2]
+        elif match := MODIFIED.match(bare):
+            flags[{"neg": "negative", "abs": "absolute", "sext": "signed"}[match[1]]] = True
+            bare = match[2]
         else:
             break
-    if found := REGISTER.match(bare):
-        first, last = int(found[2] or found[3]), int(found[2] or found[4])
-        kind = "s" if found[1] == "s" else "v"
-        shift = accumulators if found[1] == "a" else 0
+    if match := REGISTER.match(bare):
+        first, last = int(match[2] or match[3]), int(match[2] or match[4])
+        kind = "s" if match[1] == "s" else "v"
+        shift = accumulators if match[1] == "a" else 0
         return Operand(kind, first + shift, last - first + 1, text, **flags)
     if bare in NAMED:
         return Operand("s", *NAMED[bare], text, **flags)

@@ -66,8 +66,8 @@ def field(a: Array, control: Array) -> Array:
 def signed_field(a: Array, control: Array) -> Array:
     control = control.view(U32)
     size = np.minimum((control >> U32(16)) & U32(127), U32(32)).astype(I64)
-    found = field(a.view(U32), control).astype(I64)
-    return np.where(size == 0, 0, (found << (64 - size)) >> (64 - size)).astype(I32)
+    unsigned = field(a.view(U32), control).astype(I64)
+    return np.where(size == 0, 0, (unsigned << (64 - size)) >> (64 - size)).astype(I32)
 
 
 def made_mask(size: Array, first: Array) -> Array:

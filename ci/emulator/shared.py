@@ -61,15 +61,15 @@ class Shared:
             if ((before & ~bits != 0) & (before & bits == 0)).any():
                 raise Finding("race", ins, "a wave reads from LDS what another wrote without a barrier")
             np.bitwise_or.at(self.readers, place, bits)
-        found = np.zeros(w.active.shape, np.uint32)
-        found[w.active] = self.gathered(rows, at, size)
-        return found
+        values = np.zeros(w.active.shape, np.uint32)
+        values[w.active] = self.gathered(rows, at, size)
+        return values
 
     def gathered(self, rows: Array, at: Array, size: int) -> Array:
         if size == 4:
             return self.words[rows, at >> 2]
-        found = self.data[rows, at].astype(np.uint32)
-        return found | self.data[rows, at + 1].astype(np.uint32) << np.uint32(8) if size == 2 else found
+        low = self.data[rows, at].astype(np.uint32)
+        return low | self.data[rows, at + 1].astype(np.uint32) << np.uint32(8) if size == 2 else low
 
     def store(
         self, ins: Instruction, group, wave, address: Array, size: int, active: Array, values: Array
@@ -128,16 +128,16 @@ def access(ins: Instruction, operands: list[Operand]) -> Action:
     shift = np.uint32(16 if half else 0)
 
     def run(w: Waves) -> None:
-        lds, base, found = w.world.shared, read(w).astype(np.int64), []
+        lds, base, words = w.world.shared, read(w).astype(np.int64), []
         for number, offset in enumerate(offsets):
             for k in range(count):
                 address = base + offset + 4 * k
                 if loads:
-                    found.append(lds.load(ins, w, address, width))
+                    words.append(lds.load(ins, w, address, width))
                 else:
                     values = w.v[sources[number].index + k] >> shift
                     lds.store(ins, w.group, w.wave, address, width, w.active, values)
-        for k, word in enumerate(found):
+        for k, word in enumerate(words):
             write(w, to.index + k, word)
 
     return run

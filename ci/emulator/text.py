@@ -58,13 +58,13 @@ class Program:
 
 def pieces(text: str, separator: str = ",") -> list[str]:
     """Parts of a text, but not inside brackets."""
-    found, depth, begin = [], 0, 0
+    parts, depth, begin = [], 0, 0
     for at, letter in enumerate(text):
         depth += (letter in "[(") - (letter in "])")
         if letter == separator and depth == 0:
-            found.append(text[begin:at].strip())
+            parts.append(text[begin:at].strip())
             begin = at + 1
-    return [part for part in (*found, text[begin:].strip()) if part]
+    return [part for part in (*parts, text[begin:].strip()) if part]
 
 
 def instruction(line: str, number: int) -> Instruction:
@@ -117,8 +117,8 @@ def parse(listing: str) -> Program:
         if line.startswith("\t.section") and labels:
             break
         line = line.partition(";")[0].rstrip()
-        if found := LABEL.match(line):
-            labels[found[1]] = len(code)
+        if label := LABEL.match(line):
+            labels[label[1]] = len(code)
         elif line.startswith("\t") and line[1:2].isalpha():
             code.append(instruction(line, number))
     entry = labels[name]

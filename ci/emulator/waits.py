@@ -16,13 +16,13 @@ COUNTERS = {"memory": "vm", "lds": "lgkm", "constant": "lgkm"}
 
 def wanted(ins: Instruction) -> dict[str, int]:
     """What s_waitcnt waits for: counter -> outstanding instructions that may remain."""
-    found = {}
+    counts = {}
     for word in ins.operands:
         counter = re.fullmatch(r"(vm|lgkm|exp)cnt\((\d+)\)", word)
         if not counter:
             raise ValueError(f"{ins}: a counter this does not know")
-        found[counter[1]] = int(counter[2])
-    return found
+        counts[counter[1]] = int(counter[2])
+    return counts
 
 
 @dataclass
