@@ -31,8 +31,8 @@ def choices(name: str, call, batch: int, device: Device) -> list[tuple[Choice, b
     tuned = sorted({entry.batch for entry in entries if entry.key == call.key})
     served, *others = (choose(KERNELS[name], call, size, device) for size in (batch, *tuned))
     default = default_choice(KERNELS[name], call, device)
-    found = {(c.config, c.variant): c for c in (default, served, *others)}
-    return [(c, key == (served.config, served.variant)) for key, c in found.items()]
+    by_config = {(c.config, c.variant): c for c in (default, served, *others)}
+    return [(c, key == (served.config, served.variant)) for key, c in by_config.items()]
 
 
 def candidate(of: str, choice: Choice, served: bool, run: Run) -> Candidate:
@@ -48,23 +48,23 @@ def of_evidence(evidence: Evidence, workload: Any, *inputs: torch.Tensor) -> lis
     on_gpu = inputs[0].is_cuda
     names = evidence.results(workload)
 
-    found = []
+    candidates = []
     if evidence.public is not None:
         public = names if evidence.by_public is None else evidence.by_public(workload, on_gpu)
         kernel, source, path = (evidence.name, "all served", served) if on_gpu else ("eager", "", by_public)
-        found += [
+        candidates += [
             Candidate(kernel, name, {}, source, True, functools.partial(path, evidence, workload, name))
             for name in public
         ]
     if not on_gpu:
-        return found or [
+        return candidates or [
             Candidate(
                 "eager", name, {}, "", True, functools.partial(one_result, evidence, workload, None, name)
             )
             for name in (evidence.by_eager or evidence.results)(workload)
         ]
     batch = evidence.batch(workload, len(inputs[0]))
-    return found + of_kernels(evidence, workload, device_of(inputs[0]), batch)
+    return candidates + of_kernels(evidence, workload, device_of(inputs[0]), batch)
 
 
 def of_kernels(evidence: Evidence, workload: Any, device: Device, batch: int) -> list[Candidate]:

@@ -48,8 +48,8 @@ def updated(kept: dict[str, Any], artefact: dict[str, Any]) -> dict[str, Any]:
     if kept["device"]["key"] != artefact["device"]["key"]:
         raise ValueError(f"{kept['device']['key']} is kept, and this is of {artefact['device']['key']}")
     run = {name: artefact[name] for name in RUN}
-    found = {name: {**r, "run": run} for name, r in artefact["workloads"].items() if "error" not in r}
-    return {**kept, "workloads": kept["workloads"] | found}
+    tested = {name: {**r, "run": run} for name, r in artefact["workloads"].items() if "error" not in r}
+    return {**kept, "workloads": kept["workloads"] | tested}
 
 
 def main() -> int:

@@ -15,8 +15,8 @@ def table(rows: Iterable[Mapping[str, object]]) -> str:
 def replaced(page: str, name: str, text: str, where: object) -> str:
     """A page with `text` between its `<!-- name -->` and `<!-- /name -->`."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    head, found, rest = page.partition(begin)
+    head, opened, rest = page.partition(begin)
     _, closed, tail = rest.partition(end)
-    if not (found and closed):
+    if not (opened and closed):
         raise ValueError(f"{where} has no place for {name}: put {begin} and {end} where it belongs")
     return f"{head}{begin}\n\n{text}\n\n{end}{tail}"

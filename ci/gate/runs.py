@@ -185,8 +185,8 @@ def beside_nan(candidate: Candidate, inputs: Inputs, result: torch.Tensor) -> bo
     spoiled = inputs[0].clone()
     spoiled[place] = math.nan
     spoiled[place].view(-1)[-1] = math.inf
-    found = candidate.run(spoiled, *inputs[1:])
-    return all(same(found[k], result[k]) for k in (slice(0, place), slice(place + 1, None)))
+    with_nan = candidate.run(spoiled, *inputs[1:])
+    return all(same(with_nan[k], result[k]) for k in (slice(0, place), slice(place + 1, None)))
 
 
 def reproducible(candidate: Candidate, inputs: Inputs, result: torch.Tensor, judged: int) -> dict[str, bool]:

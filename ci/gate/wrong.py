@@ -125,8 +125,8 @@ def narrowed(right: Run, change: Callable[[Any, torch.Tensor], torch.Tensor]) ->
     """Right in float32, and changed on the way to a narrow dtype."""
 
     def wrong(w, *inputs):
-        found = right(replace(w, dtype=torch.float32), *(t.float() for t in inputs))
-        return {name: change(w, t).to(w.dtype) for name, t in found.items()}
+        results = right(replace(w, dtype=torch.float32), *(t.float() for t in inputs))
+        return {name: change(w, t).to(w.dtype) for name, t in results.items()}
 
     return wrong
 
@@ -145,8 +145,8 @@ def changed(right: Run, **change: Change) -> Run:
     """Results damaged as they are stored, by name."""
 
     def wrong(w, *inputs):
-        found = right(w, *inputs)
-        return found | {of: made(found[of]) for of, made in change.items() if of in found}
+        results = right(w, *inputs)
+        return results | {of: made(results[of]) for of, made in change.items() if of in results}
 
     return wrong
 
@@ -160,8 +160,8 @@ def exchanged(right: Run, change: Callable[[Any, Results], Results]) -> Run:
     """Some results changed by a function of the right ones and the workload."""
 
     def wrong(w, *inputs):
-        found = right(w, *inputs)
-        return found | change(w, found)
+        results = right(w, *inputs)
+        return results | change(w, results)
 
     return wrong
 
@@ -175,9 +175,9 @@ def overwriting(run: Run, which: int, change: Callable[[torch.Tensor], object]) 
     """An input changed in place, after it was used."""
 
     def wrong(w, *inputs):
-        found = run(w, *inputs)
+        results = run(w, *inputs)
         change(inputs[which])
-        return found
+        return results
 
     return wrong
 
@@ -216,10 +216,10 @@ def spread_nan(run: Run, of: str) -> Run:
     """Zero times its neighbour is added to each element."""
 
     def wrong(w, *inputs):
-        found = run(w, *inputs)
+        results = run(w, *inputs)
         sums = inputs[0].double().flatten(1).sum(-1)
-        neighbour = (0 * sums).roll(1).view(-1, *[1] * (found[of].dim() - 1))
-        return found | {of: found[of] + neighbour.to(found[of].dtype)}
+        neighbour = (0 * sums).roll(1).view(-1, *[1] * (results[of].dim() - 1))
+        return results | {of: results[of] + neighbour.to(results[of].dtype)}
 
     return wrong
 
@@ -252,7 +252,7 @@ def of_any(
     def at_store(name: str, change: Change) -> Wrong:
         return Wrong(name, changed(right, **{of: change}), (of,), on)
 
-    found = [
+    faults = [
         Wrong(
             "first input shifted in place",
             overwriting(right, 0, lambda x: x.sub_(x.amax(-1, keepdim=True))),
@@ -279,5 +279,5 @@ def of_any(
     ]
     if upstream is not None:
         scaled = overwriting(right, upstream, lambda g: g.mul_(2.0))
-        found.insert(1, Wrong("upstream gradient scaled in place", scaled, (of,), on))
-    return [w for w in found if not only or any(word in w.name for word in only)]
+        faults.insert(1, Wrong("upstream gradient scaled in place", scaled, (of,), on))
+    return [w for w in faults if not only or any(word in w.name for word in only)]

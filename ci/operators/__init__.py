@@ -98,10 +98,10 @@ def operator_of(workload) -> Operator:
     Raises:
         LookupError: none takes it, or several do.
     """
-    found = [name for name, operator in OPERATORS.items() if operator.takes(workload)]
-    if len(found) != 1:
+    names = [name for name, operator in OPERATORS.items() if operator.takes(workload)]
+    if len(names) != 1:
         raise LookupError(
-            f"{workload.name} has the tag ci and is taken by {found or 'no operator'} of ci/operators; "
+            f"{workload.name} has the tag ci and is taken by {names or 'no operator'} of ci/operators; "
             "give its operator a row there, and no other, that takes it"
         )
-    return OPERATORS[found[0]]
+    return OPERATORS[names[0]]

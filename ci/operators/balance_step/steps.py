@@ -50,16 +50,16 @@ class Step:
     def __call__(self, w: BalanceWorkload, *inputs: torch.Tensor) -> Results:
         kind = self.balance.dtype
         gradient, *average, weight = (t.to(kind) for t in inputs)
-        found, u = {}, gradient
+        by_name, u = {}, gradient
         if average:
             mean, u = self.average(w, gradient, *average)
-            found["average"] = mean.to(w.dtype)
+            by_name["average"] = mean.to(w.dtype)
             u = u.to(w.dtype).to(kind) if self.ahead is None else self.ahead(u)
         iterate = self.balance.iterate(w, u)
         moved = self.last(w, weight - self.iterate(self.size(w) * iterate)).to(w.dtype)
         if self.masked is not None:
             moved = torch.where((iterate == 0).all(-1, keepdim=True), self.masked(moved), moved)
-        return found | {"weight": moved}
+        return by_name | {"weight": moved}
 
 
 EXACT = functools.lru_cache(maxsize=4)(Step(Steps(dtype=torch.float64)))

@@ -46,8 +46,8 @@ class Steps:
         summed, dz = self.product(rows, y), self.product(rows, grad)
         b, db = self.carry(w, summed + z), self.carry(w, dz)
         dx = self.terms(self.product(grad, b.mT)) + self.terms(self.product(y, db.mT))
-        found = {"out": self.product(x, b), "dx": dx, "dy": self.product(x, db), "dz": dz}
-        return {name: self.last(w, t).to(w.dtype) for name, t in found.items()}
+        results = {"out": self.product(x, b), "dx": dx, "dy": self.product(x, db), "dz": dz}
+        return {name: self.last(w, t).to(w.dtype) for name, t in results.items()}
 
 
 EXACT = functools.lru_cache(maxsize=4)(Steps(carry=lambda w, t: t, dtype=torch.float64))

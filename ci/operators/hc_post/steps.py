@@ -46,7 +46,7 @@ class Steps:
         dpost = self.columns(self.product(grad * given.unsqueeze(-2)))
         # (input stream, output stream, column)
         dcomb = self.columns(self.product(x.unsqueeze(-2) * grad.unsqueeze(-3)))
-        found = {
+        by_name = {
             "out": self.last(w, self.expanded(given, x, post, comb)),
             "df": self.last(w, self.dot(grad, post.unsqueeze(-1))),
             "dx": self.last(w, self.dot(grad.unsqueeze(-3), comb.unsqueeze(-1))),
@@ -54,8 +54,8 @@ class Steps:
             "dcomb": dcomb if w.comb_order == "io" else dcomb.mT.contiguous(),
         }
         if bias is not None:
-            found["dbias"] = self.tokens(self.dot(grad, post.unsqueeze(-1)).mT).unsqueeze(1)
-        return {name: t.to(dtype_of(w, name)) for name, t in found.items()}
+            by_name["dbias"] = self.tokens(self.dot(grad, post.unsqueeze(-1)).mT).unsqueeze(1)
+        return {name: t.to(dtype_of(w, name)) for name, t in by_name.items()}
 
     def dot(self, terms: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The weighted sum over the last dimension but one."""
@@ -83,8 +83,8 @@ EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))
 @functools.lru_cache(maxsize=1)
 def pytorch(w: HcPostWorkload, f, x, post, comb, grad, bias=None) -> Results:
     """The specification in float32 and autograd; the gradient of the bias element by element."""
-    found = exact(f, x, post, comb, grad, bias, w.comb_order, torch.float32)
-    return {name: t.to(dtype_of(w, name)) for name, t in found.items()}
+    by_name = exact(f, x, post, comb, grad, bias, w.comb_order, torch.float32)
+    return {name: t.to(dtype_of(w, name)) for name, t in by_name.items()}
 
 
 right = by_eager(run, results)

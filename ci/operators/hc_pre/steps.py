@@ -37,12 +37,12 @@ class Steps:
             y = self.machine.dot(x, weights, -2)
         else:
             y = self.machine.sum(self.product(x * weights), -2)
-        found = {
+        results = {
             "y": self.last(w, y.squeeze(-2)),
             "dx": self.last(w, weights * upstream),
             "dpre": self.columns(self.product(upstream * x)),
         }
-        return {name: t.to(dtype_of(w, name)) for name, t in found.items()}
+        return {name: t.to(dtype_of(w, name)) for name, t in results.items()}
 
 
 EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))

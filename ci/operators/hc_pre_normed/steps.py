@@ -58,13 +58,13 @@ class Steps:
         along = self.mean(self.columns(h * v).unsqueeze(-1) / c)
         dy = self.state((h - v * along) * r).unsqueeze(-2)
         unit = v if self.of_dweight is None else self.of_dweight(w, made) * r
-        found = {
+        results = {
             "u": self.last(w, v * weight),
             "dx": self.last(w, weights * dy),
             "dpre": self.columns(dy * x),
             "dweight": self.tokens((du * unit).mT).unsqueeze(1),
         }
-        return {name: t.to(dtype_of(w, name)) for name, t in found.items()}
+        return {name: t.to(dtype_of(w, name)) for name, t in results.items()}
 
 
 EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))
@@ -73,8 +73,8 @@ EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))
 @functools.lru_cache(maxsize=1)
 def pytorch(w: HcPreWorkload, *inputs: torch.Tensor) -> Results:
     """The specification in float32 and autograd."""
-    found = by_autograd(*inputs, w.norm_eps, torch.float32)
-    return {name: t.to(dtype_of(w, name)) for name, t in found.items()}
+    results = by_autograd(*inputs, w.norm_eps, torch.float32)
+    return {name: t.to(dtype_of(w, name)) for name, t in results.items()}
 
 
 right = by_eager(run, RESULTS)

@@ -62,8 +62,8 @@ def run(
     if not workload.crosses:
         return {}
     each = [one(workload, places, dtype, *element) for element in elements(given)]
-    found = {name: torch.stack([e[name] for e in each]) for name in each[0]}
-    return named({n: flat(n, t).to(budget.dtype_of(workload, n)) for n, t in found.items()})
+    results = {name: torch.stack([e[name] for e in each]) for name in each[0]}
+    return named({n: flat(n, t).to(budget.dtype_of(workload, n)) for n, t in results.items()})
 
 
 def one(w: HcSiteWorkload, places: Places, dtype, *element: torch.Tensor) -> Results:
@@ -89,8 +89,8 @@ def one(w: HcSiteWorkload, places: Places, dtype, *element: torch.Tensor) -> Res
     taken = made[0] if w.own_weights else weights
     y = reference.hc_pre(collapsed, taken if places.weights is None else places.weights(weights, made[0]))
     results, upstream = (stored, y, *made), (dresidual, dy, dpre, dpost, dcomb)
-    found = torch.autograd.grad(results, leaves, upstream, retain_graph=True, allow_unused=True)
-    gradients = dict(zip(GRADIENTS, found, strict=True))
+    of_leaves = torch.autograd.grad(results, leaves, upstream, retain_graph=True, allow_unused=True)
+    gradients = dict(zip(GRADIENTS, of_leaves, strict=True))
     if places.back is not None:
         of_mixes = places.back.get("coefficients", 1.0)
         of_mixes = [places.back.get("dpre", of_mixes), of_mixes, of_mixes]
@@ -102,12 +102,12 @@ def one(w: HcSiteWorkload, places: Places, dtype, *element: torch.Tensor) -> Res
     filled = (
         torch.zeros_like(t) if g is None else g for g, t in zip(gradients.values(), leaves, strict=True)
     )
-    found = dict(zip(VALUES, (t.detach() for t in results), strict=True))
-    found |= dict(zip(gradients, filled, strict=True))
+    by_name = dict(zip(VALUES, (t.detach() for t in results), strict=True))
+    by_name |= dict(zip(gradients, filled, strict=True))
     for name in ("dscale", "dbase"):
-        found[name] = found[name].unsqueeze(0)
-    found[BIAS] = found["df"].sum(0, keepdim=True)
-    return {n: (places.last or {}).get(n, lambda t: t)(found[n]) for n in budget.results_of(w)}
+        by_name[name] = by_name[name].unsqueeze(0)
+    by_name[BIAS] = by_name["df"].sum(0, keepdim=True)
+    return {n: (places.last or {}).get(n, lambda t: t)(by_name[n]) for n in budget.results_of(w)}
 
 
 def single(workload: HcSiteWorkload, *given: torch.Tensor) -> Results:

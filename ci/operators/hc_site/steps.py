@@ -73,12 +73,12 @@ class Steps:
         weighted = self.weights_back(made).to(self.dtype).unsqueeze(-1) * dy.unsqueeze(-2)
         terms = dresidual, weighted, back["dx"].view(x.shape).to(self.dtype)
         y = self.machine.dot(x, self.weights(made).to(self.dtype).unsqueeze(-1), -2).squeeze(-2)
-        found = {
+        results = {
             "y": self.last(w, y), "post": made["post"], "comb": made["comb"],
             "dx": self.last(w, self.total(tuple(self.term(w, t) for t in terms))).flatten(2),
             "dfn": back["dfn"], "dscale": made["dscale"], "dbase": made["dbase"],
         }  # fmt: skip
-        return {name: t.to(dtype_of(w, name)) for name, t in found.items()}
+        return {name: t.to(dtype_of(w, name)) for name, t in results.items()}
 
 
 def of_one_dtype(w: HcSiteWorkload) -> MixesWorkload:
@@ -96,7 +96,7 @@ EXACT = functools.lru_cache(maxsize=2)(exactly())
 @functools.lru_cache(maxsize=1)
 def pytorch(w: HcSiteWorkload, *inputs: torch.Tensor) -> Results:
     """The specification in float32 and autograd, element by element."""
-    found = []
+    each = []
     for x, dresidual, dy, dpost, dcomb, *parameters in zip(
         *(t.float() for t in inputs[: len(NAMES)]), strict=True
     ):
@@ -104,10 +104,8 @@ def pytorch(w: HcSiteWorkload, *inputs: torch.Tensor) -> Results:
         y, post, comb, residual = reference.hc_site(*leaves, **w.of_reference)
         upstream = dresidual, dy, dpost, dcomb
         dx, dfn, dscale, dbase = torch.autograd.grad((residual * 1, y, post, comb), leaves, upstream)
-        found.append(
-            (y.detach(), post.detach(), comb.detach(), dx.flatten(1), dfn, dscale[None], dbase[None])
-        )
-    stacked = zip(RESULTS, map(torch.stack, zip(*found, strict=True)), strict=True)
+        each.append((y.detach(), post.detach(), comb.detach(), dx.flatten(1), dfn, dscale[None], dbase[None]))
+    stacked = zip(RESULTS, map(torch.stack, zip(*each, strict=True)), strict=True)
     return {name: t.to(dtype_of(w, name)) for name, t in stacked}
 
 

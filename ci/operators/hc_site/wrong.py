@@ -167,13 +167,13 @@ WRONG = [
     Wrong("one iteration fewer", call(n_iters=lambda w: w.n_iters - 1), ("comb",),
           lambda w: w.n_iters <= 5 and wide(w)),
     Wrong("comb transposed", one("comb", lambda t: t.mT), ("comb",), everywhere),
-    Wrong("coefficients rounded to bfloat16", exchanged(lambda w, found: {
-        name: bfloat16(found[name]) for name in ("post", "comb")}), ("post", "comb"), wide),
+    Wrong("coefficients rounded to bfloat16", exchanged(lambda w, results: {
+        name: bfloat16(results[name]) for name in ("post", "comb")}), ("post", "comb"), wide),
     Wrong("dfn of the streams in reverse", one("dfn", lambda t: t.flip(-1)), ("dfn",), everywhere),
     Wrong("dbase never filled", one("dbase", torch.zeros_like), ("dbase",), everywhere),
     Wrong("dscale of another part", one("dscale", lambda t: t.roll(1, -1)), ("dscale",), everywhere),
-    Wrong("no gradient where a result is unused", exchanged(lambda w, found: {
-        name: torch.zeros_like(found[name]) for name in GRADIENTS}), GRADIENTS, lambda w: bool(w.unused)),
+    Wrong("no gradient where a result is unused", exchanged(lambda w, results: {
+        name: torch.zeros_like(results[name]) for name in GRADIENTS}), GRADIENTS, lambda w: bool(w.unused)),
     Wrong("ones for the gradient of an unused result", ones_for_unused, GRADIENTS, lambda w: bool(unused(w))),
     *wrong.damages(EXACT, RESULTS),
     *boundary.WRONG,

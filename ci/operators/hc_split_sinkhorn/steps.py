@@ -144,7 +144,7 @@ class Steps:
         if w.splits:
             slopes = 0.5 * k * self.machine.sum(dmixes * mixes, -1)
             dmixes = torch.cat([r * dmixes, slopes], -1).unsqueeze(1).repeat(1, w.splits, 1, 1)
-        found = {
+        results = {
             "pre": gates[..., :n] + pre_eps,
             "post": post_mult * gates[..., n:] + post_eps,
             "comb": (comb if order == "io" else comb.mT).contiguous(),
@@ -152,7 +152,7 @@ class Steps:
             "dbase": self.total(da),
             "dscale": torch.cat(each, -1),
         }
-        return {name: t.to(w.dtype if name == "dmixes" else torch.float32) for name, t in found.items()}
+        return {name: t.to(w.dtype if name == "dmixes" else torch.float32) for name, t in results.items()}
 
 
 EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))
@@ -179,15 +179,15 @@ def by_tanh(a: torch.Tensor, machine: Arithmetic) -> torch.Tensor:
 @functools.lru_cache(maxsize=1)
 def pytorch(w: HcWorkload, mixes, dpre, dpost, dcomb, scale, base) -> Results:
     """The specification in float32 and autograd, element by element."""
-    found = []
+    each = []
     for k in range(len(mixes)):
         leaves = [t[k].float().requires_grad_() for t in (mixes, scale, base)]
         given, options = w.given(leaves[0])
         out = reference.hc_split_sinkhorn(given, *leaves[1:], **options)
         given = [t[k].float() for t in (dpre, dpost, dcomb)]
         dmixes, dscale, dbase = torch.autograd.grad(out, leaves, given)
-        found.append((*(t.detach() for t in out), dmixes.to(w.dtype), dbase[None], dscale[None]))
-    return dict(zip(RESULTS, map(torch.stack, zip(*found, strict=True)), strict=True))
+        each.append((*(t.detach() for t in out), dmixes.to(w.dtype), dbase[None], dscale[None]))
+    return dict(zip(RESULTS, map(torch.stack, zip(*each, strict=True)), strict=True))
 
 
 right = by_eager(run, RESULTS)

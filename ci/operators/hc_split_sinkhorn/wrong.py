@@ -153,8 +153,8 @@ WRONG = [
     Wrong("norm_eps on the other side of the root", call(eps_outside=lambda w: not w.eps_outside), VALUES,
           reduced),
     Wrong("the norm's gradient left out", normed_by(lambda r, k: (r, 0 * k)), ("dmixes",), reduced),
-    Wrong("no gradient where a result is unused", exchanged(lambda w, found: {
-        name: torch.zeros_like(found[name]) for name in GRADIENTS}), GRADIENTS,
+    Wrong("no gradient where a result is unused", exchanged(lambda w, results: {
+        name: torch.zeros_like(results[name]) for name in GRADIENTS}), GRADIENTS,
           lambda w: bool(w.unused)),
     Wrong("no maximum subtracted", with_comb(maximum_left_out), OF_COMB, "hc_peaked"),
     Wrong("no maximum subtracted, logits of a model", with_comb(maximum_left_out), ("comb",), THREE,

@@ -113,15 +113,15 @@ def each(w: AttentionWorkload, compute: Callable[[Case], Named], tensors: Sequen
     """The results of every element by itself, in their dtypes."""
 
     def stored(*one: torch.Tensor) -> Named:
-        found = compute(case_of(w, *one))
-        return {n: x.to(torch.float32 if n in STATES else w.dtype) for n, x in found.items()}
+        results = compute(case_of(w, *one))
+        return {n: x.to(torch.float32 if n in STATES else w.dtype) for n, x in results.items()}
 
     def single(one: list[torch.Tensor]) -> Named:
-        found = alone(w, stored(*one))
-        if "dg_gamma" in found and narrow(w):
+        results = alone(w, stored(*one))
+        if "dg_gamma" in results and narrow(w):
             # seven times what is rounded already would be rounded twice
-            found["dg_gamma"] = stored(*copied(w, one))["dg_gamma"][None]
-        return found
+            results["dg_gamma"] = stored(*copied(w, one))["dg_gamma"][None]
+        return results
 
     return joined([single(one) for one in one_by_one(tensors)])
 
@@ -142,7 +142,7 @@ def by(compute: Compute, only: Collection[str] = METHODS) -> Run:
 
 def exactly(
     change: Callable[[AttentionWorkload, Case], Case] = lambda w, case: case,
-    then: Callable[[AttentionWorkload, Case, Named], Named] = lambda w, case, found: {},
+    then: Callable[[AttentionWorkload, Case, Named], Named] = lambda w, case, results: {},
 ) -> Run:
     """Right to the last rounding, for a changed call, and but for results that are made again then.
 
@@ -151,12 +151,12 @@ def exactly(
 
     def compute(w: AttentionWorkload, case: Case) -> Named:
         case = change(w, case).cast(torch.float64)
-        found = case.run(reference.recurrent_linear_attention)
-        return found | {n: x for n, x in then(w, case, found).items() if n in found}
+        results = case.run(reference.recurrent_linear_attention)
+        return results | {n: x for n, x in then(w, case, results).items() if n in results}
 
     def run(w: AttentionWorkload, *tensors: torch.Tensor) -> Results:
-        found = each(w, functools.partial(compute, w), tensors)
-        return {title(method, name): x for method in methods(w) for name, x in found.items()}
+        results = each(w, functools.partial(compute, w), tensors)
+        return {title(method, name): x for method in methods(w) for name, x in results.items()}
 
     return run
 

@@ -120,7 +120,7 @@ def then(change: Callable[[AttentionWorkload, Case, Named], Named]) -> Run:
 
 
 def one(of: str, change: Change) -> Run:
-    return then(lambda w, case, found: {of: change(found[of])} if of in found else {})
+    return then(lambda w, case, exact: {of: change(exact[of])} if of in exact else {})
 
 
 def of_several(compute: Callable[[AttentionWorkload, Case], torch.Tensor]) -> Run:
@@ -169,9 +169,9 @@ def one_sequence(w: AttentionWorkload, case: Case) -> Case:
     return dataclasses.replace(case, inputs=x, dend=case.dend[-1:])
 
 
-def for_all_sequences(w: AttentionWorkload, case: Case, found: Named) -> Named:
+def for_all_sequences(w: AttentionWorkload, case: Case, exact: Named) -> Named:
     """The states of one sequence, for every one of a packing."""
-    return {name: found[name].expand(len(w.lengths), -1, -1, -1) for name in STATES}
+    return {name: exact[name].expand(len(w.lengths), -1, -1, -1) for name in STATES}
 
 
 def accumulated(w: AttentionWorkload, x: torch.Tensor) -> torch.Tensor:
@@ -179,9 +179,9 @@ def accumulated(w: AttentionWorkload, x: torch.Tensor) -> torch.Tensor:
     return x.cumsum(1) if w.reverse else x.flip(1).cumsum(1).flip(1)
 
 
-def terms(case: Case, found: Named) -> torch.Tensor:
+def terms(case: Case, results: Named) -> torch.Tensor:
     """What each step adds to the gradient of gk."""
-    return case.inputs["q"] * found["dq"] - case.inputs["k"] * found["dk"]
+    return case.inputs["q"] * results["dq"] - case.inputs["k"] * results["dk"]
 
 
 def of_gates(x: torch.Tensor) -> Named:
@@ -189,38 +189,38 @@ def of_gates(x: torch.Tensor) -> Named:
     return {"dgk": x, "dg": x.sum(-1), "dg_gamma": x.sum((0, 1, 3))}
 
 
-def of_rounded_dq(w: AttentionWorkload, case: Case, found: Named) -> Named:
-    rounded = found["dq"].bfloat16().double()
-    error = of_gates(accumulated(w, case.inputs["q"] * (rounded - found["dq"])))
-    return {name: found[name] + error[name] for name in error if name in found}
+def of_rounded_dq(w: AttentionWorkload, case: Case, exact: Named) -> Named:
+    rounded = exact["dq"].bfloat16().double()
+    error = of_gates(accumulated(w, case.inputs["q"] * (rounded - exact["dq"])))
+    return {name: exact[name] + error[name] for name in error if name in exact}
 
 
-def of_last_state(w: AttentionWorkload, case: Case, found: Named) -> torch.Tensor:
+def of_last_state(w: AttentionWorkload, case: Case, results: Named) -> torch.Tensor:
     """What the last state and its gradient add to the gradient of gk at every step."""
-    meeting = (found["end"] * case.dend).sum(-1)
+    meeting = (results["end"] * case.dend).sum(-1)
     if w.lengths:
         return meeting.repeat_interleave(torch.tensor(w.lengths), 0).unsqueeze(0)
     return meeting.unsqueeze(1)
 
 
-def without_last_state(w: AttentionWorkload, case: Case, found: Named) -> Named:
-    meeting = of_gates(of_last_state(w, case, found))
-    return {name: found[name] - meeting[name] for name in ("dgk", "dg") if name in found}
+def without_last_state(w: AttentionWorkload, case: Case, exact: Named) -> Named:
+    meeting = of_gates(of_last_state(w, case, exact))
+    return {name: exact[name] - meeting[name] for name in ("dgk", "dg") if name in exact}
 
 
 def by_a_running_sum(w: AttentionWorkload, method: str, case: Case) -> Named:
     """Gradients of gates as the difference of large sums that a strong gate leaves little of."""
-    found, case = emulated(Machine())(w, method, case), case.cast(torch.float32)
-    own = accumulated(w, terms(case, found))
+    results, case = emulated(Machine())(w, method, case), case.cast(torch.float32)
+    own = accumulated(w, terms(case, results))
     if w.states:
-        own = own + of_last_state(w, case, found)
-    return found | {name: x for name, x in of_gates(own).items() if name in found}
+        own = own + of_last_state(w, case, results)
+    return results | {name: x for name, x in of_gates(own).items() if name in results}
 
 
 def rounding(change: Callable[[AttentionWorkload, torch.Tensor], torch.Tensor]) -> Run:
     """Results of the workload's dtype rounded otherwise."""
-    return then(lambda w, case, found: {
-        name: change(w, x.float()) for name, x in found.items() if name not in STATES
+    return then(lambda w, case, exact: {
+        name: change(w, x.float()) for name, x in exact.items() if name not in STATES
     })  # fmt: skip
 
 
@@ -304,7 +304,7 @@ WRONG = [
     Wrong("scale left out", call(scale=1.0), both("o", "dq", "dk", "dv", "dinitial_state"), everywhere),
     Wrong("scale of a caller ignored", call(scale=lambda w: w.dk**-0.5), both("o", "dk"),
           lambda w: w.scale is not None),
-    Wrong("scale left out of dq", then(lambda w, c, found: {"dq": found["dq"] / w.scale}), ("dq",), SCALED),
+    Wrong("scale left out of dq", then(lambda w, c, exact: {"dq": exact["dq"] / w.scale}), ("dq",), SCALED),
     Wrong("direction ignored", call(reverse=lambda w: not w.reverse), (), everywhere),
     Wrong("sequences run into one another", exactly(one_sequence, for_all_sequences),
           ("o", "dq", "end", "dinitial_state"), packed),
@@ -331,7 +331,7 @@ WRONG = [
           with_states),
     Wrong("gates without the last state", then(without_last_state), both("dgk", "dg"),
           lambda w: w.states and has("g", "gk")(w)),
-    Wrong("gates of one step", then(lambda w, case, found: of_gates(terms(case, found))),
+    Wrong("gates of one step", then(lambda w, case, exact: of_gates(terms(case, exact))),
           both("dgk", "dg", "dg_gamma"), has("g", "g_gamma", "gk")),
     Wrong("gates of the first tile of channels", given(q=of_first_channels, k=of_first_channels),
           ("dg", "dg_gamma"), lambda w: w.dk > TILE and has("g", "g_gamma")(w)),
@@ -339,11 +339,11 @@ WRONG = [
           lambda w: is_float32(w) and w.strength > 1),
     Wrong("gates from dq in bfloat16", then(of_rounded_dq), both("dgk", "dg"),
           lambda w: is_float32(w) and has("gk")(w) and not w.lengths),
-    Wrong("gates without their own step", then(lambda w, case, found: {
-        "dgk": found["dgk"] - terms(case, found)}), ("dgk",), EVERY),
-    Wrong("a part of dgv in dg", then(lambda w, case, found: {
-        "dg": found["dg"] + 2.0**-10 * found["dgv"].sum(-1)}), ("dg",), EVERY),
-    Wrong("dg without the last channel", then(lambda w, case, found: {"dg": found["dgk"][..., :-1].sum(-1)}),
+    Wrong("gates without their own step", then(lambda w, case, exact: {
+        "dgk": exact["dgk"] - terms(case, exact)}), ("dgk",), EVERY),
+    Wrong("a part of dgv in dg", then(lambda w, case, exact: {
+        "dg": exact["dg"] + 2.0**-10 * exact["dgv"].sum(-1)}), ("dg",), EVERY),
+    Wrong("dg without the last channel", then(lambda w, case, exact: {"dg": exact["dgk"][..., :-1].sum(-1)}),
           ("dg",), EVERY),
     Wrong("dg_gamma of the first sequence", of_sequences(slice(1)), ("dg_gamma",), EVERY),
     Wrong("dg_gamma of the last sequence", of_sequences(slice(-1, None)), ("dg_gamma",), SCALED),
@@ -351,8 +351,8 @@ WRONG = [
     Wrong("dg_gamma a mean over the batch", of_several(
         lambda w, case: case.run_module(eager)["dg_gamma"] / len(case.do)), ("dg_gamma",), SCALED),
     Wrong("dg_gamma with heads exchanged", one("dg_gamma", lambda t: t.flip(0)), ("dg_gamma",), EVERY),
-    Wrong("dg_gamma summed in bfloat16", then(lambda w, case, found: {
-        "dg_gamma": found["dg"].bfloat16().sum((0, 1))}), ("dg_gamma",), SCALED),
+    Wrong("dg_gamma summed in bfloat16", then(lambda w, case, exact: {
+        "dg_gamma": exact["dg"].bfloat16().sum((0, 1))}), ("dg_gamma",), SCALED),
     Wrong("first token read for the last", given(q=edited(lambda x: x[:, -1].copy_(x[:, 0]))), ("o",), EVERY),
     Wrong("tokens beyond 64 not walked", given(v=edited(lambda x: x[:, 64:].zero_())), ("o", "dq"), SCALED),
     Wrong("heads exchanged in v", given(v=lambda x: x.flip(2)), ("o",), EVERY),
@@ -369,8 +369,8 @@ WRONG = [
     Wrong("bfloat16 accumulator", by(emulated(Machine(partial=bfloat16))), both("o", "dk"), everywhere),
     Wrong("exponential of 12 bits", by(emulated(Machine(exponential=lambda x: keep_bits(x, 12)))),
           both("o", "dk", "dgk"), lambda w: is_float32(w) and bool(w.gates)),
-    Wrong("no gradient where a result is unused", then(lambda w, case, found: {
-        name: torch.zeros_like(x) for name, x in found.items() if name not in ("o", "end")}),
+    Wrong("no gradient where a result is unused", then(lambda w, case, exact: {
+        name: torch.zeros_like(x) for name, x in exact.items() if name not in ("o", "end")}),
           both("dk", "dv"), unused),
     Wrong("ones for the gradient of an unused result", exactly(lambda w, case: dataclasses.replace(
         case, **{w.unused: torch.ones_like(getattr(case, w.unused))})), both("dq", "dk"), unused),

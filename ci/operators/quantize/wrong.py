@@ -157,17 +157,17 @@ def of_ocp(w: QuantizeWorkload, largest: torch.Tensor) -> torch.Tensor:
 
 def backwards(w: QuantizeWorkload, u: torch.Tensor) -> dict[str, torch.Tensor]:
     """Four bytes of an int32 from its highest on."""
-    found = Steps()(w, u)
-    whole = found["scales"].size(-1) // 4 * 4
-    first = found["scales"][..., :whole].unflatten(-1, (-1, 4)).flip(-1).flatten(-2)
-    return found | {"scales": torch.cat([first, found["scales"][..., whole:]], -1)}
+    results = Steps()(w, u)
+    whole = results["scales"].size(-1) // 4 * 4
+    first = results["scales"][..., :whole].unflatten(-1, (-1, 4)).flip(-1).flatten(-2)
+    return results | {"scales": torch.cat([first, results["scales"][..., whole:]], -1)}
 
 
 def by_rows(w: QuantizeWorkload, u: torch.Tensor) -> dict[str, torch.Tensor]:
     """Scales stored token by token and read group by group."""
-    found = Steps()(w, u)
-    stored = found["scales"]
-    return found | {"scales": stored.flatten(1).unflatten(1, stored.shape[:0:-1]).mT.contiguous()}
+    results = Steps()(w, u)
+    stored = results["scales"]
+    return results | {"scales": stored.flatten(1).unflatten(1, stored.shape[:0:-1]).mT.contiguous()}
 
 
 WRONG = [

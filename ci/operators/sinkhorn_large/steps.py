@@ -67,13 +67,13 @@ class Steps:
         turned = w.first == "cols"
         x, dy = (t.to(self.dtype).mT if turned else t.to(self.dtype) for t in (x, dy))
         if w.eps:
-            found = self.with_eps(w.n_iters, w.eps, x, dy)
+            results = self.with_eps(w.n_iters, w.eps, x, dy)
         else:
             log_r, log_c = reversed(marginals) if turned else marginals
-            found = self.iterate(w.n_iters, x, log_r, log_c, dy)
-        p, dx = (t.mT.to(w.dtype) if turned else t.to(w.dtype) for t in found[:2])
+            results = self.iterate(w.n_iters, x, log_r, log_c, dy)
+        p, dx = (t.mT.to(w.dtype) if turned else t.to(w.dtype) for t in results[:2])
         # whole vectors are float32, whatever the logits
-        sums = [t.float() for t in (reversed(found[2:]) if turned else found[2:])]
+        sums = [t.float() for t in (reversed(results[2:]) if turned else results[2:])]
         return dict(zip(RESULTS, (p, dx, *sums), strict=False))
 
     def exp(self, x: torch.Tensor) -> torch.Tensor:
@@ -186,9 +186,9 @@ def specification(**change) -> Callable[..., Results]:
 
 def _of_reference(w, dtype, x, *given, **change) -> Results:
     *marginals, dy = given
-    found = exact(x, marginals, dy, dtype, **{**w.options, **change})
+    results = exact(x, marginals, dy, dtype, **{**w.options, **change})
     dtypes = {"P": w.dtype, "dX": w.dtype}
-    return {name: t.to(dtypes.get(name, torch.float32)) for name, t in found.items()}
+    return {name: t.to(dtypes.get(name, torch.float32)) for name, t in results.items()}
 
 
 @functools.lru_cache(maxsize=2)
