@@ -108,11 +108,11 @@ def digest(*tensors: torch.Tensor) -> str:
 
 def marginals(result: torch.Tensor, exact: torch.Tensor) -> dict[str, dict[str, float]]:
     """The largest and the mean difference of row and column sums from the truth's sums."""
-    found = {}
+    differences = {}
     for name, axis in (("rows", -1), ("columns", -2)):
         gap = (result.cpu().double().sum(axis) - exact.sum(axis)).abs()
-        found[name] = {"largest": gap.max().item(), "mean": gap.mean().item()}
-    return found
+        differences[name] = {"largest": gap.max().item(), "mean": gap.mean().item()}
+    return differences
 
 
 def sample(result: torch.Tensor) -> str:
@@ -170,7 +170,7 @@ def by_config(operator: Operator, results: list[dict[str, object]]) -> list[str]
     for r in results:
         if r["of"] in operator.same_bits:
             digests.setdefault((r["kernel"], r["of"]), set()).add(r["digest"])
-    return [f"{kernel}: {of}" for (kernel, of), found in sorted(digests.items()) if len(found) > 1]
+    return [f"{kernel}: {of}" for (kernel, of), distinct in sorted(digests.items()) if len(distinct) > 1]
 
 
 def given(
@@ -311,23 +311,23 @@ def failures(record: dict[str, object]) -> list[str]:
         # Helion shows source lines after the sentence
         return [(re.findall(r"^[\w.]+: .*", error, re.MULTILINE) or error.splitlines())[-1]]
     # only an emulated device has these: findings without an expected value, and other models
-    found = list(record.get("findings", []))
-    found += [f"{of} has other bits with other configs" for of in record.get("bits_by_config", [])]
+    wrong = list(record.get("findings", []))
+    wrong += [f"{of} has other bits with other configs" for of in record.get("bits_by_config", [])]
     for r in record["results"]:
         what = f"{r['kernel']} ({r['source'] or 'CPU'})"
         for model, s in {"": r, **{f", {model}": s for model, s in r.get("models", {}).items()}}.items():
             if not s["passes"]:
-                found.append(
+                wrong.append(
                     f"{what}{model}: {r['of']} is beyond the limit of {', '.join(s['beyond'])}: "
                     f"worst {s['worst']:.3g}, rms {s['rms']:.3g}, "
                     f"bias {s['bias']:.3g} of {s['bias_limit']:.3g}; "
                     f"element {s['index']} is {s['value']:.9g}, expected {s['expected']:.9g}"
                 )
-        found += [f"{what}: {r['of']} {MEMORY[k]}" for k, holds in r.get("memory", {}).items() if not holds]
-        found += [
+        wrong += [f"{what}: {r['of']} {MEMORY[k]}" for k, holds in r.get("memory", {}).items() if not holds]
+        wrong += [
             f"{what}: {r['of']} has other bits: {k}" for k, same in r["reproducible"].items() if not same
         ]
-    return found
+    return wrong
 
 
 def sound(r: dict[str, object]) -> bool:
@@ -337,11 +337,11 @@ def sound(r: dict[str, object]) -> bool:
 
 def rows(workloads: dict[str, dict]) -> list[dict[str, object]]:
     """A table for people: one line for each workload, result, kernel and config."""
-    found = []
+    lines = []
     for name, record in workloads.items():
         for r in record.get("results", []):
             other = record.get("inductor", {}).get(r["of"])
-            found.append({
+            lines.append({
                 "workload": name, "result": r["of"], "kernel": r["kernel"],
                 "served": "yes" if r["served"] else "",
                 **{k: f"{r[k]:.3f}" for k in ("worst", "z", "rms")},
@@ -352,7 +352,7 @@ def rows(workloads: dict[str, dict]) -> list[dict[str, object]]:
                 "same bits": "yes" if all(r["reproducible"].values()) else "NO",
                 "verdict": "ok" if sound(r) else "WRONG",
             })  # fmt: skip
-    return found
+    return lines
 
 
 def finished_in(
@@ -377,15 +377,15 @@ def finished_in(
                 pool.apply_async(attempt, (compile_part, n, part, device, options.steps, options.large))
         for n in [] if options.no_inductor else set(names) & {*INDUCTOR}:
             pending[n, "inductor"] = pool.apply_async(attempt, (inductor, n, device, options.steps))
-        found: dict[tuple[str, str], dict[str, object]] = {}
+        records: dict[tuple[str, str], dict[str, object]] = {}
         saved = time.monotonic()
         while pending and time.monotonic() < until:
             next(iter(pending.values())).wait(1.0)
-            found |= {key: pending.pop(key).get() for key in [*pending] if pending[key].ready()}
+            records |= {key: pending.pop(key).get() for key in [*pending] if pending[key].ready()}
             if time.monotonic() > saved + SAVED_EVERY:
-                yield found
+                yield records
                 saved = time.monotonic()
-        yield found
+        yield records
 
 
 def main() -> int:
@@ -406,7 +406,7 @@ def main() -> int:
     kept = finished(path, like) if options.resume else {}
     left = [n for n in options.workloads if n not in kept]
 
-    def written(found: dict[tuple[str, str], dict[str, object]]) -> dict[str, object]:
+    def written(records: dict[tuple[str, str], dict[str, object]]) -> dict[str, object]:
         seconds = round(time.monotonic() - start, 1)
         late = {"error": f"not finished after {seconds:.0f} s"}
         workloads = dict(kept)
@@ -414,9 +414,9 @@ def main() -> int:
             compiled = (
                 {}
                 if options.no_inductor or n not in INDUCTOR
-                else {"inductor": found.get((n, "inductor"), late)}
+                else {"inductor": records.get((n, "inductor"), late)}
             )
-            workloads[n] = {**found.get((n, "judged"), late), **compiled}
+            workloads[n] = {**records.get((n, "judged"), late), **compiled}
         artefact = {
             **like,
             "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -428,8 +428,8 @@ def main() -> int:
         return artefact
 
     artefact = written({})
-    for found in finished_in(options, left, device):
-        artefact = written(found)
+    for records in finished_in(options, left, device):
+        artefact = written(records)
     workloads = artefact["workloads"]
     wrong = {n: sentences for n in workloads if (sentences := failures(workloads[n]))}
     table = report.table(rows(workloads))

@@ -71,26 +71,26 @@ def ground(name: str) -> Ground:
 def verdicts(run: Run, on: str, of: tuple[str, ...]) -> list[str]:
     """The names of the checks that an implementation fails: statistics, runs and memory."""
     here = ground(on)
-    found = []
+    checks = []
     for name in [name for name in here.truth if not of or name in of]:
         candidate = Candidate(
             "wrong", name, {}, "", True, lambda *inputs, name=name: run(here.workload, *inputs)[name]
         )
         r = accuracy.judged(candidate, here.full, here.truth[name], [])
-        found += [*r["beyond"], *(k for k, holds in (r["memory"] | r["reproducible"]).items() if not holds)]
-    return list(dict.fromkeys(found))
+        checks += [*r["beyond"], *(k for k, holds in (r["memory"] | r["reproducible"]).items() if not holds)]
+    return list(dict.fromkeys(checks))
 
 
 def rows(operator: str) -> list[dict[str, str]]:
     """The table: one line for each wrong implementation."""
-    found = []
+    lines = []
     for wrong, on in placed(operator):
         by = verdicts(wrong.run, on, wrong.of)
-        found.append({
+        lines.append({
             "wrong": wrong.name, "workload": on, "result": ", ".join(wrong.of),
             "found by": ", ".join(by), "why nothing can tell": wrong.hidden,
         })  # fmt: skip
-    return found
+    return lines
 
 
 def main() -> int:

@@ -52,8 +52,8 @@ def load(path: Path) -> Artefact:
 
 def served(artefact: Artefact, workload: str, of: str) -> dict | None:
     """The record of the result of the config that calls get."""
-    found = artefact["workloads"].get(workload, {}).get("results", [])
-    return next((r for r in found if r["of"] == of and r["served"]), None)
+    records = artefact["workloads"].get(workload, {}).get("results", [])
+    return next((r for r in records if r["of"] == of and r["served"]), None)
 
 
 def sample(record: dict, result: dict) -> torch.Tensor:
@@ -116,8 +116,8 @@ def gaps(artefacts: dict[str, Artefact]) -> list[dict[str, object]]:
             elif not all("sample" in r for r in results):
                 text = "same bits" if results[0]["digest"] == results[1]["digest"] else "not kept"
             else:
-                found = gate.gap(of, *(sample(*pair) for pair in zip(records, results, strict=True)))
-                text = described(found) + (
+                gap = gate.gap(of, *(sample(*pair) for pair in zip(records, results, strict=True)))
+                text = described(gap) + (
                     ", same bits" if results[0]["digest"] == results[1]["digest"] else ""
                 )
             row[f"{one} - {two}"] = text
@@ -127,10 +127,10 @@ def gaps(artefacts: dict[str, Artefact]) -> list[dict[str, object]]:
     return rows
 
 
-def described(found: dict[str, float]) -> str:
+def described(gap: dict[str, float]) -> str:
     return (
-        f"{found['largest_ulps']:.1f} ulp (mean {found['mean_ulps']:.2f}), "
-        f"{found['largest_relative']:.1e}, {100 * found['flips']:.2g} % flips"
+        f"{gap['largest_ulps']:.1f} ulp (mean {gap['mean_ulps']:.2f}), "
+        f"{gap['largest_relative']:.1e}, {100 * gap['flips']:.2g} % flips"
     )
 
 

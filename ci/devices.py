@@ -25,14 +25,14 @@ FIELDS = {
 def rows() -> list[dict[str, object]]:
     """The rows, after a check that each has all fields with their types and a key of its own."""
     path = Path(__file__).with_name("devices.toml")
-    found = tomllib.loads(path.read_text())["device"]
-    for row in found:
+    table = tomllib.loads(path.read_text())["device"]
+    for row in table:
         if {k: type(v) for k, v in row.items()} != FIELDS:
             raise ValueError(f"{path}: the row {row} needs exactly {', '.join(FIELDS)}")
-    keys = [row["key"] for row in found]
+    keys = [row["key"] for row in table]
     if len(set(keys)) < len(keys):
         raise ValueError(f"{path}: a key stands twice in {', '.join(keys)}")
-    return found
+    return table
 
 
 if __name__ == "__main__":

@@ -123,8 +123,8 @@ def judge(name: str, key: str, options: Options) -> dict[str, object]:
                 continue
             try:
                 results.append(judged(session, candidate, inputs, truth[candidate.of], results, options))
-            except (Unknown, Finding) as found:
-                findings.append(f"{candidate.kernel} ({candidate.source}): {candidate.of}: {found}")
+            except (Unknown, Finding) as error:
+                findings.append(f"{candidate.kernel} ({candidate.source}): {candidate.of}: {error}")
     return {
         **accuracy.recorded(workload, inputs, truth, results),
         "findings": findings,
@@ -160,7 +160,7 @@ def judged(session, candidate: Candidate, inputs, truth, before, options: Option
 def artefact(key: str, workloads: dict[str, dict], seconds: float) -> dict[str, object]:
     """The artefact for ci/compare.py, labelled as emulated."""
     row = DEVICES[key]
-    wrong = {n: found for n, record in workloads.items() if (found := accuracy.failures(record))}
+    wrong = {n: sentences for n, record in workloads.items() if (sentences := accuracy.failures(record))}
     return {
         "schema": accuracy.SCHEMA,
         "device": {"key": key, "vendor": row.vendor, "arch": row.arch, "emulated": True,
@@ -181,11 +181,11 @@ def emulated(
     order = sorted(names, key=lambda n: -WORKLOADS[n].entries)
     pending = {pool.submit(run, name, key, options): name for name in order} if pool else {}
     finished = ((pending[done], done.result()) for done in as_completed(pending))
-    found = {}
+    records = {}
     for name, record in finished if pool else ((name, run(name, key, options)) for name in order):
-        found[name] = record
+        records[name] = record
         progress.update(task, advance=1, description=f"{key}, emulated: {name}")
-    return {n: found[n] for n in names}
+    return {n: records[n] for n in names}
 
 
 def summary(workloads: dict[str, dict]) -> list[dict[str, object]]:
@@ -244,16 +244,16 @@ def main() -> int:
         pool = None if alone else ProcessPoolExecutor(processes, get_context("spawn"), end_with_parent)
         with pool or contextlib.nullcontext(), Progress(transient=True) as progress:
             workloads = emulated(key, list(names), options, pool, progress)
-        found = artefact(key, workloads, time.monotonic() - begin)
+        content = artefact(key, workloads, time.monotonic() - begin)
         path = given.out / f"accuracy-{key}-emulated.json"
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        path.write_text(json.dumps(content, indent=1) + "\n")
         table = report.table(accuracy.rows(workloads))
         path.with_suffix(".md").write_text(table + "\n")
         print(table, report.table(summary(workloads)), sep="\n\n")
         sentences = [f"{n}: {s}" for n, record in workloads.items() for s in accuracy.failures(record)]
         print(*sentences, sep="\n", file=sys.stderr)
         verdict = f"{len(sentences)} things are wrong" if sentences else "all within their limits"
-        print(f"\n{path}: {found['device']['name']}: {verdict}, {found['seconds']} s\n")
+        print(f"\n{path}: {content['device']['name']}: {verdict}, {content['seconds']} s\n")
         wrong += len(sentences)
     return bool(wrong)
 

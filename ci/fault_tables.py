@@ -105,7 +105,7 @@ def opinions(
         results = {q: t for q, t in run(workload, *inputs).items() if q in names}
         return opinion(truth, results, baseline) if results else None
 
-    good = {name: found for name, run in operator.good.items() if (found := of(run, truth))}
+    good = {name: verdict for name, run in operator.good.items() if (verdict := of(run, truth))}
     most = {
         q: tuple(
             map(max, zip(*(size(o.statistics[q]) for o in good.values() if q in o.statistics), strict=True))
@@ -113,9 +113,9 @@ def opinions(
         for q in truth
     }
     faulty = {
-        w.name: found
+        w.name: verdict
         for w in operator.wrong
-        if w.shows(workload) and (found := of(w.run, truth.keys() & (w.of or truth)))
+        if w.shows(workload) and (verdict := of(w.run, truth.keys() & (w.of or truth)))
     }
     return good, faulty, {name for name, o in faulty.items() if o.gate and o.within(most)}
 
@@ -129,25 +129,25 @@ def tables(operator: Operator, steps: int) -> tuple[str, list[object]]:
     titles = "this gate", "`assert_close`", "cosine >= 0.99", "2 x baseline"
     good, cases, wrongly = [], 0, Counter()
     for name in operator.good:
-        found = {w: g[name] for w, (g, _, _) in everything.items() if name in g}
-        sizes = [size(s) for w, o in found.items() if w in wide for s in o.statistics.values()]
+        verdicts = {w: g[name] for w, (g, _, _) in everything.items() if name in g}
+        sizes = [size(s) for w, o in verdicts.items() if w in wide for s in o.statistics.values()]
         largest = dict(zip(("worst", "rms", "bias"), map(max, zip(*sizes, strict=True)), strict=True))
-        rejected = [sum(not getattr(o, r) for o in found.values()) for r in rules]
-        cases += len(found)
+        rejected = [sum(not getattr(o, r) for o in verdicts.values()) for r in rules]
+        cases += len(verdicts)
         wrongly.update(dict(zip(titles, rejected, strict=True)))
         good.append({
             "correct implementation": name, **{k: f"{v:.3f}" for k, v in largest.items()},
-            **{t: f"{v} of {len(found)}" for t, v in zip(titles, rejected, strict=True)},
+            **{t: f"{v} of {len(verdicts)}" for t, v in zip(titles, rejected, strict=True)},
         })  # fmt: skip
     faulty, finders = [], Counter()
     for fault in operator.on_many:
-        found = [f[fault.name] for _, f, hidden in everything.values() if fault.name in f.keys() - hidden]
+        verdicts = [f[fault.name] for _, f, hidden in everything.values() if fault.name in f.keys() - hidden]
         hidden = sum(fault.name in h for _, _, h in everything.values())
-        caught = (sum(not getattr(o, r) for o in found) for r in rules)
-        by = [r for o in found for s in o.statistics.values() for r in s.reasons]
+        caught = (sum(not getattr(o, r) for o in verdicts) for r in rules)
+        by = [r for o in verdicts for s in o.statistics.values() for r in s.reasons]
         finders.update(by)
         faulty.append({
-            "fault": fault.name, "workloads": len(found), "hidden": hidden,
+            "fault": fault.name, "workloads": len(verdicts), "hidden": hidden,
             **{t: c for t, c in zip(titles, caught, strict=True)},
             "found by": ", ".join(f"{r} {by.count(r)}" for r in ("worst", "rms", "bias") if r in by),
         })  # fmt: skip

@@ -120,10 +120,10 @@ def allowed_parts(binary: Binary) -> set[str]:
 def reciprocal(binary: Binary) -> Iterator[str]:
     """Inverses but of norms and scales are the pinned one-instruction reciprocal; what normalises has it."""
     pinned = {RECIPROCAL[vendor(binary)]}
-    found = named(binary, r"^(div|rcp|r?sqrt)\.|^v_(div|rcp|rsq|sqrt)_") - OF_INTEGERS
-    of_norm = {op for op in found if NORM.fullmatch(op)} if has(binary, "norms") else set()
-    yield from sorted(found - pinned - of_norm)
-    if has(binary, "normalises") and not pinned <= found:
+    inverses = named(binary, r"^(div|rcp|r?sqrt)\.|^v_(div|rcp|rsq|sqrt)_") - OF_INTEGERS
+    of_norm = {op for op in inverses if NORM.fullmatch(op)} if has(binary, "norms") else set()
+    yield from sorted(inverses - pinned - of_norm)
+    if has(binary, "normalises") and not pinned <= inverses:
         yield f"no {RECIPROCAL[vendor(binary)]}"
     if binary.counts.get("division step") and not has(binary, "norms"):
         yield f"{binary.counts['division step']} steps of a division"
@@ -145,8 +145,8 @@ def subnormals(binary: Binary) -> Iterator[str]:
 
 def rounding(binary: Binary) -> Iterator[str]:
     """Every rounding is to nearest even, except the one to TF32 parts, which add up to their number."""
-    found = named(binary, r"\.(rz|rm|rp|rna|rs)\b|_(pkrtz|pknorm|rpi|flr|sr)_")
-    yield from sorted(found - allowed_parts(binary))
+    roundings = named(binary, r"\.(rz|rm|rp|rna|rs)\b|_(pkrtz|pknorm|rpi|flr|sr)_")
+    yield from sorted(roundings - allowed_parts(binary))
     yield from (f"{k} {v}" for k, v in binary.modes.items() if "round_mode" in k and v != 0)
 
 

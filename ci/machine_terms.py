@@ -152,9 +152,9 @@ def spelled(choice: Choice) -> Iterator[str]:
 
 def about(name: str, value: int, slack: int, before: str) -> str:
     """ "name ~value", with the number of `before` if that still holds."""
-    found = re.search(rf"(?<!\S){re.escape(name)} ~?(\d+)\b", before)
-    if found and abs(int(found[1]) - value) <= slack:
-        value = int(found[1])
+    match = re.search(rf"(?<!\S){re.escape(name)} ~?(\d+)\b", before)
+    if match and abs(int(match[1]) - value) <= slack:
+        value = int(match[1])
     return f"{name} ~{value}" if slack else f"{name} {value}"
 
 
@@ -162,31 +162,31 @@ def described(binary: Binary, before: str = "") -> str:
     """The terms of a program, without zeros."""
     if not binary.compiled:
         return f"not compiled: {' '.join(' '.join(binary.problems).split())}"
-    found = [about("registers", binary.registers, REGISTERS, before)]
+    parts = [about("registers", binary.registers, REGISTERS, before)]
     if binary.spills or binary.spill_bytes:
-        found.append(f"spills {binary.spills} ({binary.spill_bytes} bytes)")
+        parts.append(f"spills {binary.spills} ({binary.spill_bytes} bytes)")
     if binary.shared:
-        found.append(f"shared {binary.shared}")
+        parts.append(f"shared {binary.shared}")
     for kind in ("load", "store"):
         widths = {int(k.split()[1]): v for k, v in binary.accesses.items() if k.startswith(kind)}
-        found.append(f"{kind} " + "+".join(f"{widths[bits]}x{bits}" for bits in sorted(widths, reverse=True)))
+        parts.append(f"{kind} " + "+".join(f"{widths[bits]}x{bits}" for bits in sorted(widths, reverse=True)))
     special = {op: count for op, count in binary.operations.items() if not PLAIN.fullmatch(op)}
     names = ("instructions", "cross-lane", "barrier")
     for name, count in {**{k: binary.counts.get(k, 0) for k in names}, **special}.items():
         if count:
-            found.append(about(name, count, count // SHARE, before))
-    return ", ".join(found)
+            parts.append(about(name, count, count // SHARE, before))
+    return ", ".join(parts)
 
 
 def terms(tag: str, binaries: Iterable[Binary], before: Terms) -> Terms:
     """The programs compiled for a tag, with the numbers of `before` where these still hold."""
-    found = Terms(versions())
+    current = Terms(versions())
     for binary in binaries:
         program = key(tag, binary.job)
-        found.programs[program] = described(binary, before.programs.get(program, ""))
+        current.programs[program] = described(binary, before.programs.get(program, ""))
         for name in (*binary.operations, *(f"{k}={v}" for k, v in binary.modes.items())):
-            found.operations.setdefault(name, set()).add(tag)
-    return found
+            current.operations.setdefault(name, set()).add(tag)
+    return current
 
 
 def versions() -> str:
@@ -218,25 +218,25 @@ def text(terms: Terms) -> str:
 
 def parsed(recorded: str) -> Terms:
     """The terms that `text` wrote."""
-    found = Terms()
+    written = Terms()
     program = ""
     for line in recorded.splitlines():
         if line.startswith("Devices: "):
-            found.versions = line.split(".  ", 1)[1]
+            written.versions = line.split(".  ", 1)[1]
         elif line.startswith("    "):
             name, _, words = line.strip().partition(": ")
             if program == OPERATIONS:
-                found.operations[name] = set(words.split())
+                written.operations[name] = set(words.split())
             else:
-                found.programs[program, name] = words
+                written.programs[program, name] = words
         else:
             program = line
-    return found
+    return written
 
 
-def difference(recorded: Terms, found: Terms) -> str:
-    """The differences of `found` from `recorded`, as a diff of their texts."""
-    lines = (text(terms).splitlines(keepends=True) for terms in (recorded, found))
+def difference(recorded: Terms, current: Terms) -> str:
+    """The differences of `current` from `recorded`, as a diff of their texts."""
+    lines = (text(terms).splitlines(keepends=True) for terms in (recorded, current))
     return "".join(difflib.unified_diff(*lines, FILE.name, "compiled here", n=3))
 
 
@@ -249,27 +249,27 @@ def main() -> int:
             parser.error(f"--only {tag}: {FILE.name} has no program of it; add --all to check its own")
     only = options.only or list(every)
     recorded = parsed(FILE.read_text()) if FILE.exists() else Terms()
-    found = recorded if options.new else recorded.without(only)
+    current = recorded if options.new else recorded.without(only)
     broken = 0
     for tag in only:
         begin = time.monotonic()
         device, jobs = every[tag]
         wanted = jobs if options.all else [job for job in jobs if key(tag, job) in described_there]
-        wanted = [job for job in wanted if key(tag, job) not in found.programs]
+        wanted = [job for job in wanted if key(tag, job) not in current.programs]
         if not wanted:
             continue
         binaries = compile_for(device, wanted, workers=options.workers)
-        found |= terms(tag, [b for b in binaries if key(tag, b.job) in described_there], recorded)
+        current |= terms(tag, [b for b in binaries if key(tag, b.job) in described_there], recorded)
         for binary in binaries:
             for what in machine_rules.broken(binary):
                 broken += 1
                 print(*key(tag, binary.job), what, sep=": ")
         print(f"{tag}: {len(wanted)} programs in {time.monotonic() - begin:.0f} s", flush=True)
-    found.programs = {k: v for k, v in found.programs.items() if k in described_there}
+    current.programs = {k: v for k, v in current.programs.items() if k in described_there}
     if options.write:
-        FILE.write_text(text(found))
+        FILE.write_text(text(current))
         return int(broken > 0)
-    changes = difference(recorded, found)
+    changes = difference(recorded, current)
     print(changes or f"{FILE.name} says the same")
     return int(broken > 0 or bool(changes))
 

@@ -70,7 +70,7 @@ def at_hand(folders: Iterable[str]) -> dict[str, tuple[str, ...]]:
     Raises:
         SystemExit: folders without a Triton.
     """
-    found = {store.triton_minor(): ()}
+    versions = {store.triton_minor(): ()}
     for paths in folders:
         # absolute, for processes that start in another folder
         packages = tuple(map(os.path.abspath, paths.split(os.pathsep)))
@@ -79,8 +79,8 @@ def at_hand(folders: Iterable[str]) -> dict[str, tuple[str, ...]]:
             raise SystemExit(
                 f"--packages {paths}: no Triton there; `pip install --target FOLDER triton==3.6.0`"
             )
-        found[store.minor(there.version)] = packages
-    return found
+        versions[store.minor(there.version)] = packages
+    return versions
 
 
 def served(folder: Path, device: str, running: str) -> Iterator[Served]:
@@ -120,7 +120,7 @@ def broken(binary: Binary, chosen_with: Binary | None) -> Iterator[str]:
 def main() -> int:
     options = make_parser(list(DEVICES)).parse_args()
     versions, shipped = at_hand(options.packages), store.folders()[-1]
-    found = 0
+    breaches = 0
     for device in options.only:
         todo = {v: list(dict.fromkeys(served(shipped, device, v))) for v in versions}
         binaries: dict[tuple[str, Job], Binary] = {}
@@ -134,9 +134,9 @@ def main() -> int:
         for version, one in ((v, s) for v in versions for s in todo[v]):
             before = binaries.get((one.made, one.job)) if one.made != version else None
             for what in broken(binaries[version, one.job], before):
-                found += 1
+                breaches += 1
                 print(f"{device}, Triton {version}: {one.job.call} {one.job.choice}: {what}")
-    return int(found > 0)
+    return int(breaches > 0)
 
 
 if __name__ == "__main__":

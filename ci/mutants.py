@@ -88,28 +88,28 @@ def left_out(pattern: str) -> Callable[[str], str | None]:
 
 
 def counted_more(line: str) -> str | None:
-    found = re.search(r"s_waitcnt .*?(vm|lgkm)cnt\((\d+)\)", line)
+    match = re.search(r"s_waitcnt .*?(vm|lgkm)cnt\((\d+)\)", line)
     return (
-        line.replace(f"{found[1]}cnt({found[2]})", f"{found[1]}cnt({int(found[2]) + 1})") if found else None
+        line.replace(f"{match[1]}cnt({match[2]})", f"{match[1]}cnt({int(match[2]) + 1})") if match else None
     )
 
 
 def other_literal(line: str) -> str | None:
     """A float32 literal off by 2^-12 of itself."""
-    found = re.search(r"\t(?:v|s_mov).*0x([34][0-9a-f]{7})\b", line)
-    return line.replace(found[1], f"{int(found[1], 16) + (1 << 11):x}") if found else None
+    match = re.search(r"\t(?:v|s_mov).*0x([34][0-9a-f]{7})\b", line)
+    return line.replace(match[1], f"{int(match[1], 16) + (1 << 11):x}") if match else None
 
 
 def next_source(line: str) -> str | None:
     """The last vector source is the next register."""
-    found = re.match(r"(\tv_(?:add|mul|fma|sub)_f32\S* .*, v)(\d+)(\s*)$", line)
-    return f"{found[1]}{int(found[2]) + 1}{found[3]}" if found else None
+    match = re.match(r"(\tv_(?:add|mul|fma|sub)_f32\S* .*, v)(\d+)(\s*)$", line)
+    return f"{match[1]}{int(match[2]) + 1}{match[3]}" if match else None
 
 
 def flipped(line: str) -> str | None:
     """One entry of op_sel_hi."""
-    found = re.search(r"v_pk_.*op_sel_hi:\[(\d)", line)
-    return line.replace(f"op_sel_hi:[{found[1]}", f"op_sel_hi:[{1 - int(found[1])}") if found else None
+    match = re.search(r"v_pk_.*op_sel_hi:\[(\d)", line)
+    return line.replace(f"op_sel_hi:[{match[1]}", f"op_sel_hi:[{1 - int(match[1])}") if match else None
 
 
 COMPUTED = frozenset({"gate", "address", "hazard", "wait", "race", "state", "unknown", "end", "offset"})
@@ -187,8 +187,8 @@ def finder(session: launch.Session, candidate, inputs, truth, expected: torch.Te
         session.model = dataclasses.replace(emulate.OTHER_STATE, most=MOST)
         if not emulate.same(candidate.run(*inputs), result):
             return "state"
-    except Finding as found:
-        return found.kind
+    except Finding as finding:
+        return finding.kind
     except (Unknown, ValueError):
         return "unknown"
     return "nothing" if emulate.same(result, expected) else "alive"
@@ -204,8 +204,8 @@ def tried(key: str, each: int, programs: int, cache: Path) -> Iterator[dict[str,
         truth = operator.truths(row, *inputs)
         with launch.emulating(session):
             with launch.as_on_device():
-                found = operator.candidates(row, *inputs)
-            candidate = next(c for c in found if c.kernel == kernel and c.source == "the kernel's default")
+                of_row = operator.candidates(row, *inputs)
+            candidate = next(c for c in of_row if c.kernel == kernel and c.source == "the kernel's default")
             listings: list[str] = []
             session.edit = lambda listing, seen=listings: seen.append(listing) or listing
             session.model = Model()
@@ -233,19 +233,19 @@ def wrong(row: dict[str, object]) -> bool:
 def table(rows: list[dict[str, object]]) -> list[dict[str, object]]:
     """Kinds of fault by finder."""
     finders = list(dict.fromkeys(row["finder"] for row in rows))
-    found = []
+    lines = []
     for kind in KINDS:
         counts = collections.Counter(row["finder"] for row in rows if row["kind"] is kind)
         if counts:
             lives = kind.lives if counts["nothing"] + counts["alive"] else ""
-            found.append(
+            lines.append(
                 {
                     "fault": kind.name,
                     **{f: counts[f] or "" for f in sorted(finders)},
                     "why it may live": lives,
                 }
             )
-    return found
+    return lines
 
 
 def main() -> int:

@@ -55,7 +55,7 @@ from helion_sinkhorn.runtime.kernel import Built
 
 FAMILY = "hopper"
 """The devices with measured configs; a process pretends to torch and Triton that it has one of them."""
-Found = dict[str, dict[str, str]]
+Texts = dict[str, dict[str, str]]
 """Texts by kernel and `shipped.key`."""
 
 
@@ -93,15 +93,15 @@ def key_of(kernel: Built, arguments: Sequence[Any]) -> str:
         return shipped.key(*generated.decisions(kernel, given, signature(given)))
 
 
-def programs(workloads: Sequence[Any]) -> Found:
+def programs(workloads: Sequence[Any]) -> Texts:
     """The programs of some workloads; those that the package has are read from it."""
-    found: Found = defaultdict(dict)
+    by_name: Texts = defaultdict(dict)
     for device, workload in itertools.product(devices(), workloads):
         for kernel, arguments in warm.launches(workload, DEVICES[device]):
-            of, texts = key_of(kernel, arguments), found[kernel.kernel.name]
+            of, texts = key_of(kernel, arguments), by_name[kernel.kernel.name]
             if of not in texts:
                 texts[of] = shipped.programs(kernel.kernel).get(of) or generate(kernel, arguments)
-    return {name: {of: text for of, text in texts.items() if text} for name, texts in found.items()}
+    return {name: {of: text for of, text in texts.items() if text} for name, texts in by_name.items()}
 
 
 def generate(kernel: Built, arguments: Sequence[Any]) -> str | None:
@@ -114,20 +114,20 @@ def main() -> None:
     options = make_parser().parse_args()
     start = time.perf_counter()
     shipped.FOLDER = options.out or shipped.FOLDER
-    found: Found = {name: {} for name in KERNELS}
+    by_name: Texts = {name: {} for name in KERNELS}
     # else Helion keeps all that it traced
     with get_context("spawn").Pool(options.workers, begin, (shipped.FOLDER,), maxtasksperchild=8) as pool:
         jobs = calls(options.only)
         for made in track(pool.imap_unordered(programs, jobs), "programs", total=len(jobs)):
             for name, texts in made.items():
-                found[name].update(texts)
-    for name, texts in found.items():
+                by_name[name].update(texts)
+    for name, texts in by_name.items():
         if texts:
             stacks = shipped.read(KERNELS[name])
             # with all workloads, programs of configs that are no longer stored are removed
             before = stacks.get(shipped.stack(), {}) if options.only else {}
             shipped.write(KERNELS[name], {**stacks, shipped.stack(): {**before, **texts}})
-    count, size = sum(map(len, found.values())), sum(p.stat().st_size for p in shipped.FOLDER.glob("*.xz"))
+    count, size = sum(map(len, by_name.values())), sum(p.stat().st_size for p in shipped.FOLDER.glob("*.xz"))
     print(
         f"{count} programs of {shipped.stack()}, {time.perf_counter() - start:.0f} s; "
         f"{shipped.FOLDER} has {size / 1e6:.2f} MB"

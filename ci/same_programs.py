@@ -262,7 +262,7 @@ def piece(
     from helion_sinkhorn.lab.machine.compiler import environment
 
     (device,) = {program.device for program in programs}
-    found: Answers = {}
+    answers: Answers = {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         asked, errors = Path(folder, "asked"), Path(folder, "errors")
         asked.write_text("".join(request(*one) + "\n" for one in programs.items()))
@@ -274,11 +274,11 @@ def piece(
             )  # fmt: skip
             with child:
                 for program, line in zip(programs, child.stdout, strict=False):
-                    found |= {(program, int(batch)): given for batch, given in json.loads(line).items()}
+                    answers |= {(program, int(batch)): given for batch, given in json.loads(line).items()}
                     done()
         if child.returncode:
             raise RuntimeError(f"a process of {tree} for {device} ended:\n{errors.read_text()[-2000:]}")
-    return found
+    return answers
 
 
 def pieces(programs: Mapping[Program, set[int]], workers: int) -> Iterator[dict[Program, set[int]]]:
@@ -303,8 +303,8 @@ def generate(
     answers: list[Answers] = [{} for _ in trees]
     with Progress(console=Console(stderr=True)) as progress, ThreadPoolExecutor(workers) as pool:
         task = progress.add_task("programs", total=len(programs) * len(trees))
-        for (at, _), found in zip(jobs, pool.map(answered, jobs), strict=True):
-            answers[at].update(found)
+        for (at, _), part in zip(jobs, pool.map(answered, jobs), strict=True):
+            answers[at].update(part)
     return answers
 
 

@@ -73,16 +73,16 @@ def main() -> int:
     kernels = options.stored if options.stored or options.stored is None else list(KERNELS)
     devices = [DEVICES[key] for key in options.devices or EMULATED] if emulated else [current(0)]
     what = options.workloads or names, options.used, kernels or [], options.cache.resolve(), options.jobs
-    found: dict[str, list[Row]] = {}
+    by_device: dict[str, list[Row]] = {}
     wrong: list[str] = []
     for device in devices:
         key = device.key
-        found[key], failed = rows.of_device(device, emulated, *what)
+        by_device[key], failed = rows.of_device(device, emulated, *what)
         wrong += failed
         if options.write:
-            compare.write(options.out / f"{key}.json", about(device, emulated), found[key])
-    here = {f"{key}, {'emulated' if emulated else 'on this GPU'}": made for key, made in found.items()}
-    done = {r.key for made in found.values() for r in made}
+            compare.write(options.out / f"{key}.json", about(device, emulated), by_device[key])
+    here = {f"{key}, {'emulated' if emulated else 'on this GPU'}": made for key, made in by_device.items()}
+    done = {r.key for made in by_device.values() for r in made}
     committed = {}
     for path in sorted(options.out.glob("*.json")):
         held, kept = compare.read(path)
@@ -92,7 +92,7 @@ def main() -> int:
             print(f"{path.stem} is not compared: its digests are of Triton {of}, and this is {mine}")
             continue
         # what this run has written is compared as it was found
-        if not (options.write and path.stem in found):
+        if not (options.write and path.stem in by_device):
             label = "emulated" if held["device"]["emulated"] else "on a GPU"
             committed[f"{path.stem}, {label}, committed"] = [r for r in kept if r.key in done]
     for (a, made), (b, others) in itertools.combinations((here | committed).items(), 2):
@@ -103,10 +103,10 @@ def main() -> int:
             )
     wrong += compare.differences(here | committed)
     print(*wrong, sep="\n", file=sys.stderr)
-    silent = [r for made in found.values() for r in made if r.digest == run.ONE_NUMBER]
+    silent = [r for made in by_device.values() for r in made if r.digest == run.ONE_NUMBER]
     for r in silent:
         print(f"{r.workload}: {r.of} is one number with each of {r.configs} configs, which shows nothing")
-    count = len({(key, r.key) for key, made in found.items() for r in made if r.digest != run.ONE_NUMBER})
+    count = len({(key, r.key) for key, made in by_device.items() for r in made if r.digest != run.ONE_NUMBER})
     verdict = f"{len(wrong)} are wrong" if wrong else "all equal" if count else "nothing was compared"
     print(f"{'; '.join(here)}: {count} results; {verdict}")
     return bool(wrong) or not count

@@ -52,10 +52,10 @@ def write(path: Path, about: dict[str, Any], rows: Iterable[Row]) -> None:
     path.write_text("{" + head + ',\n "results": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n")
 
 
-def differences(found: dict[str, Iterable[Row]]) -> list[str]:
+def differences(by_source: dict[str, Iterable[Row]]) -> list[str]:
     """A sentence for each result that has several digests, by source of the rows."""
     by: dict[Key, dict[str, list[str]]] = {}
-    for source, rows in found.items():
+    for source, rows in by_source.items():
         for r in rows:
             by.setdefault(r.key, {}).setdefault(r.digest, []).append(f"{source} ({r.configs} configs)")
     return [

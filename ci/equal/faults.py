@@ -126,10 +126,10 @@ def seen(fault: Wrong, workload, inputs, expected: dict[str, str], launched: lis
     """Whether bits differ in one of two calls on the same inputs; None where no kernel ran."""
     inputs = [t.clone() for t in inputs]
     before = len(launched)
-    found = [fault.run(workload, *inputs) for _ in range(2)]
+    both = [fault.run(workload, *inputs) for _ in range(2)]
     if len(launched) == before:
         return None
-    return any(run.digest(results[of]) != expected[of] for results in found for of in fault.of or expected)
+    return any(run.digest(results[of]) != expected[of] for results in both for of in fault.of or expected)
 
 
 def by_equality(operator: str, only: str, device: str, cache: Path) -> dict[str, bool]:
@@ -146,14 +146,14 @@ def by_equality(operator: str, only: str, device: str, cache: Path) -> dict[str,
         ]
         return evidence.run(w, {}, of, *given)
 
-    found = {}
+    shown = {}
     with run.emulated(device, cache), run.recorded() as launched:
         expected = {of: run.digest(t) for of, t in right(workload, *inputs).items()}
         for fault in planted(operator, right):
             if only in fault.name and (fault.shows(workload) or fault.on == workload.name):
                 differs = seen(fault, workload, inputs, expected, launched)
-                found |= {} if differs is None else {fault.name: differs}
-    return found
+                shown |= {} if differs is None else {fault.name: differs}
+    return shown
 
 
 def by_gate(operator: str, of: Callable[[str], bool]) -> dict[str, str]:

@@ -47,7 +47,7 @@ def of_device(
         *names,
         *((c, one) for k in kernels for c, configs in stored.choices(k, device).items() for one in configs),
     ]
-    found: list[run.Made] = []
+    results: list[run.Made] = []
     failed: list[str] = []
     # torch and Triton keep a device for the life of a process.  A forked one has imported them, but cannot
     # use a GPU that was used before
@@ -58,20 +58,20 @@ def of_device(
             as_completed(pool.submit(of_part, key, part, used, cache) for part in parts), 1
         ):
             made, wrong, said = done.result()
-            found += made
+            results += made
             failed += wrong
             print(f"{k} of {len(parts)}: {said}", *wrong, sep="\n", file=sys.stderr, flush=True)
 
     def of(m: run.Made) -> tuple[str, str, tuple[str, ...], str]:
         return m.workload, m.of, m.classes, m.digest
 
-    groups = itertools.groupby(sorted(found, key=of), of)
+    groups = itertools.groupby(sorted(results, key=of), of)
     return [Row(*key, len({m.launched for m in group})) for key, group in groups], failed
 
 
 def of_part(key: str | None, part: Part, used: bool, cache: Path) -> tuple[list[run.Made], list[str], str]:
     """The results of one part, what did not run, and a line that says how long it took."""
-    found: list[run.Made] = []
+    results: list[run.Made] = []
     failed: list[str] = []
     begin = time.monotonic()
     name = part if isinstance(part, str) else f"{part[1].kernel}, {stored.named(part[0])}"
@@ -79,19 +79,19 @@ def of_part(key: str | None, part: Part, used: bool, cache: Path) -> tuple[list[
         with run.emulated(key, cache) if key else run.on_gpu(cache) as place:
             device = device_of(torch.empty(0, device=place))
             if isinstance(part, str):
-                found += of_workload(part, used, device, place)
+                results += of_workload(part, used, device, place)
                 failed += [
                     f"{name}: {m.of} is one number everywhere in the ring, where a comparison may mask all; "
                     "compare a workload in which it varies"
-                    for m in found
+                    for m in results
                     if m.digest == run.ONE_NUMBER
                 ]
             else:
-                found += stored.made(*part, place)
+                results += stored.made(*part, place)
     except Exception as error:
         choice = "" if isinstance(part, str) else f"{part[1]}: "
         failed.append(f"{name} on {key or 'this GPU'}: {choice}{type(error).__name__}: {error}")
-    return found, failed, f"{key or 'GPU'}: {name}, {time.monotonic() - begin:.0f} s"
+    return results, failed, f"{key or 'GPU'}: {name}, {time.monotonic() - begin:.0f} s"
 
 
 def of_workload(text: str, used: bool, device: Device, place: str) -> Iterable[run.Made]:

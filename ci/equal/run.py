@@ -49,9 +49,9 @@ class Made:
 def bits(t: torch.Tensor) -> str:
     """Sixteen hex digits of a tensor's bits, dtype and shape."""
     t = t.detach().cpu().contiguous()
-    found = hashlib.sha256(f"{t.dtype} {tuple(t.shape)} ".encode())
-    found.update(t.view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
+    checksum = hashlib.sha256(f"{t.dtype} {tuple(t.shape)} ".encode())
+    checksum.update(t.view(torch.uint8).numpy().tobytes())
+    return checksum.hexdigest()[:16]
 
 
 def digest(t: torch.Tensor) -> str:
@@ -126,11 +126,11 @@ def made(workload: Any, wanted: frozenset[str], device: str, used: bool) -> Iter
         ]
     for name, run in runs:
         with recorded() as launched:
-            found = run(*inputs)
+            result = run(*inputs)
         if not launched:
             raise ValueError(f"no kernel was launched for {name}: its bits come from PyTorch on the CPU")
         labels = sorted({label for choice in launched for label in classes_of(workload, choice)})
-        yield Made(workload.name, name, tuple(labels), digest(found), tuple(launched))
+        yield Made(workload.name, name, tuple(labels), digest(result), tuple(launched))
 
 
 def of_the_mode(cache: Path) -> Path:

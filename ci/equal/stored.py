@@ -23,14 +23,14 @@ FEW = 2
 
 def choices(kernel: str, device: Device) -> dict[Key, list[Choice]]:
     """The default and every stored config of each call that a device has one for."""
-    found: dict[Key, list[Choice]] = {}
+    by_call: dict[Key, list[Choice]] = {}
     for entry in (e for folder in store.folders() for e in store.read(folder, device.key, kernel)):
-        if entry.key not in found:
-            found[entry.key] = [default_choice(KERNELS[kernel], KERNELS[kernel].call.of(entry.key), device)]
+        if entry.key not in by_call:
+            by_call[entry.key] = [default_choice(KERNELS[kernel], KERNELS[kernel].call.of(entry.key), device)]
         choice = Choice(kernel, entry.config, entry.variant, entry.source)
-        if all((choice.config, choice.variant) != (c.config, c.variant) for c in found[entry.key]):
-            found[entry.key].append(choice)
-    return found
+        if all((choice.config, choice.variant) != (c.config, c.variant) for c in by_call[entry.key]):
+            by_call[entry.key].append(choice)
+    return by_call
 
 
 LAYOUTS = "rows", "together"
@@ -93,13 +93,13 @@ def of_choice(
     with recorded() as launched:
         written = trial.run(call, choice, *own)
     labels = tuple(sorted({label for one in launched for label in classes_of(workload, one)}))
-    found = {}
+    digests = {}
     for k, t in enumerate(written if isinstance(written, tuple) else (written,)):
         if t is not None:
-            found[choice.kernel if k == 0 else f"{choice.kernel} {k + 1}"] = digest(t)
+            digests[choice.kernel if k == 0 else f"{choice.kernel} {k + 1}"] = digest(t)
     before, after = ([bits(t) for t in tensors if t is not None] for tensors in (operands, own))
     if before != after:
-        found = {of: made for of, made in found.items() if made != ONE_NUMBER}
-        found[f"{choice.kernel} operands"] = hashlib.sha256(" ".join(after).encode()).hexdigest()[:16]
-    for of, made in found.items():
+        digests = {of: made for of, made in digests.items() if made != ONE_NUMBER}
+        digests[f"{choice.kernel} operands"] = hashlib.sha256(" ".join(after).encode()).hexdigest()[:16]
+    for of, made in digests.items():
         yield Made(name, of, labels, made, (choice,))
