@@ -42,12 +42,12 @@ Artefact = dict[str, dict]
 
 def load(path: Path) -> Artefact:
     """An artefact of ci/accuracy.py."""
-    data = json.loads(path.read_text())
-    if data.get("schema") != SCHEMA:
+    artefact = json.loads(path.read_text())
+    if artefact.get("schema") != SCHEMA:
         raise ValueError(
-            f"{path} has schema {data.get('schema')!r}, this version reads {SCHEMA}: run it anew"
+            f"{path} has schema {artefact.get('schema')!r}, this version reads {SCHEMA}: run it anew"
         )
-    return data
+    return artefact
 
 
 def served(artefact: Artefact, workload: str, of: str) -> dict | None:

@@ -118,8 +118,8 @@ def main() -> None:
     # else Helion keeps all that it traced
     with get_context("spawn").Pool(options.workers, begin, (shipped.FOLDER,), maxtasksperchild=8) as pool:
         jobs = calls(options.only)
-        for made in track(pool.imap_unordered(programs, jobs), "programs", total=len(jobs)):
-            for name, texts in made.items():
+        for part in track(pool.imap_unordered(programs, jobs), "programs", total=len(jobs)):
+            for name, texts in part.items():
                 by_name[name].update(texts)
     for name, texts in by_name.items():
         if texts:

@@ -339,11 +339,11 @@ def entries(path: Path) -> dict[Identity, tuple[Entry, str]]:
     """The entries of a file, each with the fingerprint of its run; none if there is no file."""
     if not path.exists():
         return {}
-    data = store.content(path)
-    runs = [data["runs"][e["run"]]["fingerprint"] for e in data["entries"]]
+    content = store.content(path)
+    runs = [content["runs"][e["run"]]["fingerprint"] for e in content["entries"]]
     return {
         (entry.key, entry.batch, entry.triton): (entry, run)
-        for entry, run in zip(store.entries_of(data, path), runs, strict=True)
+        for entry, run in zip(store.entries_of(content, path), runs, strict=True)
     }
 
 
@@ -378,21 +378,21 @@ def matched(here: Path, before: Path, device: str, kernel: str, base: str, versi
     return file
 
 
-def restamped(data: dict[str, Any], path: Path, proven: set[Entry], old: str, new: str) -> dict[str, Any]:
+def restamped(content: dict[str, Any], path: Path, proven: set[Entry], old: str, new: str) -> dict[str, Any]:
     """A file's content with the fingerprint `new` in runs that had `old` and whose entries are all proven."""
     own: dict[str, list[Entry]] = defaultdict(list)
-    for raw, entry in zip(data["entries"], store.entries_of(data, path), strict=True):
+    for raw, entry in zip(content["entries"], store.entries_of(content, path), strict=True):
         own[raw["run"]].append(entry)
     names, runs = {}, {}
-    for name, run in data["runs"].items():
+    for name, run in content["runs"].items():
         if run["fingerprint"] == old and proven.issuperset(own[name]):
             run = {**run, "fingerprint": new}
             names[name] = writer.run_id(run)
         runs[names.get(name, name)] = run
     return {
-        **data,
+        **content,
         "runs": {name: runs[name] for name in sorted(runs)},
-        "entries": [{**e, "run": names.get(e["run"], e["run"])} for e in data["entries"]],
+        "entries": [{**e, "run": names.get(e["run"], e["run"])} for e in content["entries"]],
     }
 
 
@@ -402,11 +402,11 @@ def restamp(folder: Path, file: File) -> bool:
     if file.different or not file.same:
         return False
     with locked(path):
-        data = store.content(path)
-        stamped = restamped(data, path, set(file.same), file.base, fingerprint(file.kernel))
-        if stamped != data:
+        content = store.content(path)
+        stamped = restamped(content, path, set(file.same), file.base, fingerprint(file.kernel))
+        if stamped != content:
             replace(path, writer.text(stamped))
-    return stamped != data
+    return stamped != content
 
 
 def report(files: Iterable[File]) -> None:

@@ -162,8 +162,8 @@ def by_gate(operator: str, of: Callable[[str], bool]) -> dict[str, str]:
     right = OPERATORS[operator].right
     faults = planted(operator, lambda w, *t, of=(): right(w, *t))
     # the CPU path has not every result
-    made = tuple(right(WORKLOADS[name], *attack.ground(name).full))
-    return {f.name: ", ".join(attack.verdicts(f.run, name, f.of or made)) for f in faults if of(f.name)}
+    names = tuple(right(WORKLOADS[name], *attack.ground(name).full))
+    return {f.name: ", ".join(attack.verdicts(f.run, name, f.of or names)) for f in faults if of(f.name)}
 
 
 def main() -> int:

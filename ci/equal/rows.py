@@ -57,8 +57,8 @@ def of_device(
         for k, done in enumerate(
             as_completed(pool.submit(of_part, key, part, used, cache) for part in parts), 1
         ):
-            made, wrong, said = done.result()
-            results += made
+            own, wrong, said = done.result()
+            results += own
             failed += wrong
             print(f"{k} of {len(parts)}: {said}", *wrong, sep="\n", file=sys.stderr, flush=True)
 

@@ -67,9 +67,9 @@ def recorded() -> Iterator[list[Choice]]:
 
     def chosen(choice: Choice, *rest: Any) -> runtime.Chosen:
         launched.append(choice)
-        return made(choice, *rest)
+        return original(choice, *rest)
 
-    made = runtime.Chosen
+    original = runtime.Chosen
     with mock.patch.object(runtime, "Chosen", chosen):
         yield launched
 

@@ -99,7 +99,7 @@ def of_choice(
             digests[choice.kernel if k == 0 else f"{choice.kernel} {k + 1}"] = digest(t)
     before, after = ([bits(t) for t in tensors if t is not None] for tensors in (operands, own))
     if before != after:
-        digests = {of: made for of, made in digests.items() if made != ONE_NUMBER}
+        digests = {of: digits for of, digits in digests.items() if digits != ONE_NUMBER}
         digests[f"{choice.kernel} operands"] = hashlib.sha256(" ".join(after).encode()).hexdigest()[:16]
-    for of, made in digests.items():
-        yield Made(name, of, labels, made, (choice,))
+    for of, digits in digests.items():
+        yield Made(name, of, labels, digits, (choice,))

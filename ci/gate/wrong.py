@@ -146,7 +146,7 @@ def changed(right: Run, **change: Change) -> Run:
 
     def wrong(w, *inputs):
         results = right(w, *inputs)
-        return results | {of: made(results[of]) for of, made in change.items() if of in results}
+        return results | {of: function(results[of]) for of, function in change.items() if of in results}
 
     return wrong
 

@@ -108,10 +108,10 @@ given = functools.partial(wrong.given, right, ("x", "y", "grad", "z"))
 def stepwise(function: Callable[..., Results]) -> Run:
     """Results of (workload, float32 x, y, grad, z)."""
 
-    def run(w, *inputs):
+    def rounded(w, *inputs):
         return {name: t.to(w.dtype) for name, t in function(w, *(t.float() for t in inputs)).items()}
 
-    return run
+    return rounded
 
 
 def z_behind_the_rounding(w, x, y, grad, z):

@@ -51,13 +51,13 @@ class Steps:
     def __call__(self, w: HcPreWorkload, x, pre, du, weight) -> Results:
         x, pre, du, weight = (t.to(self.dtype) for t in (x, pre, du, weight.unsqueeze(1)))
         weights, c = pre.unsqueeze(-1), x.size(-1)
-        made = self.machine.dot(x, weights, -2).squeeze(-2)
-        y = self.collapsed(w, made)
+        summed = self.machine.dot(x, weights, -2).squeeze(-2)
+        y = self.collapsed(w, summed)
         r = self.factor(self.columns(y * y), c, w.norm_eps).unsqueeze(-1)
         v, h = y * r, weight * du
         along = self.mean(self.columns(h * v).unsqueeze(-1) / c)
         dy = self.state((h - v * along) * r).unsqueeze(-2)
-        unit = v if self.of_dweight is None else self.of_dweight(w, made) * r
+        unit = v if self.of_dweight is None else self.of_dweight(w, summed) * r
         results = {
             "u": self.last(w, v * weight),
             "dx": self.last(w, weights * dy),

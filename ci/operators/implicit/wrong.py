@@ -36,17 +36,17 @@ ITERATED = CG, REDUCED, REDUCED_DIRECT, FULL
 def solving(solve: Solve, *names: str) -> Run:
     """An implementation of the results named, of all without a name."""
 
-    def run(w: SinkhornWorkload, p: torch.Tensor, dy: torch.Tensor) -> Results:
+    def solved(w: SinkhornWorkload, p: torch.Tensor, dy: torch.Tensor) -> Results:
         # the unknowns stand on the columns
         turn = (lambda t: t.mT) if p.size(-2) < p.size(-1) else (lambda t: t)
         systems = {name: JUDGED[name][0] for name in results(w) if not names or name in names}
-        made = {
+        unknowns = {
             system: turn(solve(w, system, turn(p).float(), turn(dy).float())).to(w.dtype)
             for system in dict.fromkeys(systems.values())
         }
-        return {name: made[system] for name, system in systems.items()}
+        return {name: unknowns[system] for name, system in systems.items()}
 
-    return run
+    return solved
 
 
 def package(solver: str) -> Solve:
@@ -63,9 +63,9 @@ def solved_exactly(w: SinkhornWorkload, p: torch.Tensor, dy: torch.Tensor) -> Re
     finite = p.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
     given = torch.where(finite, p, 1.0), dy
     systems = {name: JUDGED[name][0] for name in results(w)}
-    made = {system: Stationarity(*given, system).exact for system in dict.fromkeys(systems.values())}
+    unknowns = {system: Stationarity(*given, system).exact for system in dict.fromkeys(systems.values())}
     return {
-        name: torch.where(finite, made[system], torch.nan).to(w.dtype) for name, system in systems.items()
+        name: torch.where(finite, unknowns[system], torch.nan).to(w.dtype) for name, system in systems.items()
     }
 
 

@@ -129,7 +129,7 @@ def each(w: AttentionWorkload, compute: Callable[[Case], Named], tensors: Sequen
 def by(compute: Compute, only: Collection[str] = METHODS) -> Run:
     """An implementation of some of the methods."""
 
-    def run(w: AttentionWorkload, *tensors: torch.Tensor) -> Results:
+    def of_methods(w: AttentionWorkload, *tensors: torch.Tensor) -> Results:
         return {
             title(method, name): x
             for method in methods(w)
@@ -137,7 +137,7 @@ def by(compute: Compute, only: Collection[str] = METHODS) -> Run:
             for name, x in each(w, functools.partial(compute, w, method), tensors).items()
         }
 
-    return run
+    return of_methods
 
 
 def exactly(
@@ -154,11 +154,11 @@ def exactly(
         results = case.run(reference.recurrent_linear_attention)
         return results | {n: x for n, x in then(w, case, results).items() if n in results}
 
-    def run(w: AttentionWorkload, *tensors: torch.Tensor) -> Results:
+    def of_methods(w: AttentionWorkload, *tensors: torch.Tensor) -> Results:
         results = each(w, functools.partial(compute, w), tensors)
         return {title(method, name): x for method in methods(w) for name, x in results.items()}
 
-    return run
+    return of_methods
 
 
 EXACT = exactly()

@@ -100,7 +100,7 @@ GOOD: dict[str, Run] = {
 def call(**options) -> Run:
     """Right for a call with other options; values may be functions of the workload."""
     return exactly(lambda w, case: dataclasses.replace(
-        case, **{name: made(w) if callable(made) else made for name, made in options.items()}
+        case, **{name: value(w) if callable(value) else value for name, value in options.items()}
     ))  # fmt: skip
 
 

@@ -54,13 +54,13 @@ def in_place(
 def differentiated(function: Function, dtype: torch.dtype = torch.float32) -> Run:
     """P and dX of a function of the logits, computed in no narrower dtype than this."""
 
-    def run(w: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) -> Results:
+    def by_autograd(w: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) -> Results:
         compute = torch.promote_types(w.dtype, dtype)
         leaf = x.to(compute, copy=True).requires_grad_()
         p = function(replace(w, dtype=compute), leaf)
         return named(w, p, *torch.autograd.grad(p, leaf, dy.to(compute)))
 
-    return run
+    return by_autograd
 
 
 def in_float64(function: Function) -> Run:
@@ -79,11 +79,11 @@ def scaling(
 ) -> Run:
     """The scaling form and its adjoint by projections, as the kernels have them."""
 
-    def run(w, x, dy):
+    def by_scaling(w, x, dy):
         compute = torch.promote_types(w.dtype, dtype)
         return named(w, *budget.scaling_form(x.to(compute), dy.to(compute), *w.arguments, arithmetic, kind))
 
-    return run
+    return by_scaling
 
 
 def recurrence(w: SinkhornWorkload, t: torch.Tensor) -> torch.Tensor:
@@ -99,11 +99,11 @@ exact = functools.lru_cache(maxsize=4)(budget.exact)
 def specification(**change) -> Run:
     """The equations in float64 with other arguments, rounded once; a function takes the workload."""
 
-    def run(w, x, dy):
+    def specified(w, x, dy):
         other = {name: value(w) if callable(value) else value for name, value in change.items()}
         return named(w, *exact(x, dy, **{**w.options, **other}))
 
-    return run
+    return specified
 
 
 pytorch = functools.lru_cache(maxsize=2)(differentiated(lambda w, t: reference.sinkhorn(t, **w.options)))
