@@ -71,10 +71,10 @@ def ours(scheme: str, given: Drawn):
     if scheme == "post":
         return lambda fn: (mhc_post(*given.update),)
     if scheme == "pre":
-        streams = given.update[1]
+        streams, taken = given.update[1], Taken()
 
         def pre(fn):
-            made = Taken().seam(None, streams, (fn, given.scale, given.base), CONSTANTS, given.norm, EPS)
+            made = taken.seam(None, streams, (fn, given.scale, given.base), CONSTANTS, given.norm, EPS)
             return made.post, made.comb, made.y
 
         return pre

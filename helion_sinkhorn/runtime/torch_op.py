@@ -28,7 +28,8 @@ from helion_sinkhorn.runtime.upcoming import upcoming
 
 _HERE = contextlib.nullcontext()
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-WITH_AUTOCAST = frozenset(filter(torch.amp.is_autocast_available, ("cpu", "cuda", "mps", "xpu")))
+DEVICES = "cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "maia", "ipu", "privateuseone"
+WITH_AUTOCAST = frozenset(filter(torch.amp.is_autocast_available, DEVICES))
 """Kinds of devices; asked here, since a compiler of torch 2.11 cannot trace the question."""
 unknown_to_dtensor: list[Callable[[], None]] = []
 """What registers the rules of operators with DTensor, once there may be one: importing it takes seconds."""
@@ -185,7 +186,7 @@ def may_be_distributed(*tensors: torch.Tensor | None) -> bool:
     if "torch.distributed.tensor" not in sys.modules:
         return False
     # a list starts faster than a generator
-    return any([t is not None and type(t) not in PLAIN for t in tensors])
+    return any([isinstance(t, torch.Tensor) and type(t) not in PLAIN for t in tensors])
 
 
 def _register_shardings() -> None:

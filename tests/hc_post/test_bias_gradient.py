@@ -110,3 +110,12 @@ def test_no_sum_over_tokens_for_a_bias_that_needs_no_gradient():
         with Sums() as sums:
             out.backward(grad)
         assert sums.count == needed
+
+
+def test_what_is_made_of_the_gradient_of_a_bias_alone_is_differentiated():
+    """That gradient depends on nothing that needs one, so no second derivative is asked of the kernel."""
+    *given, bias, upstream = drawn(torch.float32, torch.float32)
+    leaf, factor = bias.requires_grad_(), torch.ones_like(bias, requires_grad=True)
+    (dbias,) = torch.autograd.grad(hc_post(*given, leaf), leaf, upstream, create_graph=True)
+    (dbias * factor).sum().backward()
+    assert torch.equal(factor.grad, dbias)

@@ -256,6 +256,10 @@ _outputs_first = {"comb_order": "oi"}
 _of_norm = {"norm_eps": 0.1, "eps_outside": True}
 
 
+def _merged_mixes(of, *given, **options):
+    return of.hc_mixes(*given, **options)
+
+
 def _apart(x):
     """Merged streams as the specifications take them."""
     return x.unflatten(-1, (N, C))
@@ -279,7 +283,7 @@ VARIANTS = {
         SPLIT, "mixes scale base", "mixes base", lambda of, *given: _split(of, *given, 0.0, **_others)
     ),
     "hc_mixes, merged": _row(
-        "hc_mixes", "x fn", "x fn", lambda of, *given: of.hc_mixes(*given, precision="tf32", **_of_norm),
+        "hc_mixes", "x fn", "x fn", partial(_merged_mixes, precision="tf32", **_of_norm),
         _merged, partial(reference.hc_mixes, **_of_norm),
     ),
     "hc_mixes, prenorm": _row(

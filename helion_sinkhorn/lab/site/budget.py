@@ -7,8 +7,8 @@ errors on every result.  SAMPLES runs give its variance, and one more run the sq
 the matrix unit, which are all to one side.  The variance of the last step is added: the sum of y, the two
 products of the projection's gradients, the four terms of dx.  A narrow result is rounded once.
 
-Nothing here comes from a kernel.  `tests/hc_site/test_budget.py` checks that the truth is float64 autograd of
-the specification, and that float32 autograd of it stays within the limits.
+Nothing here comes from a kernel.  `tests/contract/test_budgets.py` checks that the kernels' results stay
+within the limits, and that these results times 1 + 2^-12 do not, or 1 + 2^-6 if they are narrow.
 """
 
 from __future__ import annotations

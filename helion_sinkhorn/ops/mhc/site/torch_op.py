@@ -23,6 +23,7 @@ from helion_sinkhorn.runtime.torch_op import (
     apply_directly,
     define,
     differentiable,
+    differentiates,
     last,
     needs_gradient,
 )
@@ -171,7 +172,8 @@ _apply = apply_directly(
 
 def run(x, *arguments):
     """(y, pre, post, comb, residual) of the operator; the gradient of the residual comes back to it."""
-    traced = torch.compiler.is_compiling() and needs_gradient(x, *arguments[:5])
+    # in a dual level Dynamo leaves the call to PyTorch
+    traced = torch.compiler.is_compiling() and not differentiates(x) and needs_gradient(x, *arguments[:5])
     residual, *results = (Traced.apply if traced else _apply)(x, *arguments)
     return *results[:4], residual
 
