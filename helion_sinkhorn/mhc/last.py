@@ -143,5 +143,4 @@ def _of_head(x: torch.Tensor, pre: torch.Tensor | None, head: Head) -> tuple[tor
     if pre is not None:
         raise ValueError("pre and head are given; pass pre=None with a head, which makes the weights itself")
     check_head(x, head)
-    fn = head.fn if head.norm_weight is None else with_weight(x, head.fn, head.norm_weight)
-    return fn, head.scale, head.base
+    return with_weight(x, head.fn, head.norm_weight), head.scale, head.base

@@ -62,8 +62,8 @@ class SiteOptions(NamedTuple):
 
     @property
     def has_kernels(self) -> bool:
-        """Whether the kernels make a comb with these options, which are checked."""
-        return self.form == "deepseek" and self.sinkhorn_iters > 0
+        """Whether the kernels make a comb with these options."""
+        return has_kernels(self.form, self.sinkhorn_iters)
 
     def of_split(self, n: int) -> SplitOptions:
         """The options of `hc_split_sinkhorn` for n streams."""

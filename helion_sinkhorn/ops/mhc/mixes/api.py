@@ -116,13 +116,14 @@ def projected(x, fn, norm_weight, options, implementation) -> torch.Tensor:
 
 def weighted(x, fn, norm_weight, implementation) -> tuple[torch.Tensor, str]:
     """fn times the norm's weight, and the implementation that computes the call."""
-    if norm_weight is not None:
-        fn = with_weight(x, fn, norm_weight)
+    fn = with_weight(x, fn, norm_weight)
     return fn, implementation_for(implementation, "x", x, beyond_kernels(fn))
 
 
 def with_weight(x, fn, norm_weight) -> torch.Tensor:
     """fn times the norm's weight."""
+    if norm_weight is None:
+        return fn
     wide = COMPUTING[x.dtype]
     return fn.to(wide) * norm_weight.to(wide)
 

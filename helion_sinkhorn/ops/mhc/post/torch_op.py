@@ -58,11 +58,14 @@ def _gradient(ctx, grad):
         return (None,) * 7
     f, x, post, comb, bias = ctx.saved_tensors
     wanted, given = with_bias(ctx.needs_input_grad, f, x)
-    # no gradient depends on the bias, so one may be differentiated that needs no other
-    fixed = None if bias is None else bias.detach()
-    gradients = apply_backward(grad, given, x, post, comb, fixed, *ctx.arguments, wanted)
+    gradients = taken_back(grad, given, x, post, comb, bias, *ctx.arguments, wanted)
     own_gradient.note(gradients[1] if wanted[1] else None)
     return *of_update(gradients, ctx.needs_input_grad, f, bias), None, None
+
+
+def taken_back(grad, f, x, post, comb, bias, *arguments):
+    """The gradients of an update; none depends on the bias, so a bias alone asks for no second derivative."""
+    return apply_backward(grad, f, x, post, comb, None if bias is None else bias.detach(), *arguments)
 
 
 def with_bias(needed, f, x):

@@ -93,8 +93,8 @@ def _gradient(ctx, dstreams, *others):
     if all(t is None for t in upstream[1:]):
         # no gradient comes back through the collapse and the projection
         given = upstream[0], *update
-        fixed, order = None if bias is None else bias.detach(), SiteOptions(*ctx.constants).comb_order
-        gradients = of_post.apply_backward(*given, fixed, order, "helion", of_update)
+        order = SiteOptions(*ctx.constants).comb_order
+        gradients = of_post.taken_back(*given, bias, order, "helion", of_update)
         made = [None] * 5
     else:
         given = *update, bias, *site, streams, mixes, norms
